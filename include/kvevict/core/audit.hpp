@@ -1,0 +1,23 @@
+// What a plan has to say about itself: everything that was cut, raised or replaced, in plain sentences.
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvevict/core/error.hpp"
+
+namespace kvevict {
+
+class Audit {
+ public:
+  template <class... Parts>
+  void add(const Parts&... parts) {
+    entries_.push_back(text(parts...));
+  }
+  const std::vector<std::string>& entries() const noexcept { return entries_; }
+
+ private:
+  std::vector<std::string> entries_;
+};
+
+}  // namespace kvevict

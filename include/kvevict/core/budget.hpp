@@ -1,0 +1,107 @@
+// How many rows may stay. A budget counts every row that stays, protected ones included, and is a total over all
+// layers and heads once resolved. All arithmetic is in 64-bit integers.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <span>
+
+#include "kvevict/core/audit.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/shape.hpp"
+
+namespace kvevict {
+
+// A budget that has met a cache.
+struct GrantedBudget {
+  std::int64_t rows = 0;                                     // total over all layers and heads; never above `full`
+  std::int64_t full = 0;                                     // rows before eviction
+  double retain = std::numeric_limits<double>::quiet_NaN();  // as asked; NaN unless asked as a ratio
+
+  bool is_ratio() const noexcept { return !std::isnan(retain); }
+};
+
+// floor(whole * part / parts) without overflow for whole * part < 2^127. parts > 0.
+constexpr std::int64_t scaled_floor(std::int64_t whole, std::int64_t part, std::int64_t parts) noexcept {
+  __extension__ using wide = __int128;
+  return static_cast<std::int64_t>(static_cast<wide>(whole) * part / parts);
+}
+
+class Budget {
+ public:
+  enum class Unit { rows, retain, bytes };
+
+  // `mean` rows per (layer, head).
+  static Budget rows(std::int64_t mean) { return {Unit::rows, mean, 0}; }
+
+  // kept / full, finite and in (0, 1]; taken as the nearest multiple of 1e-6, so that 0.29 of 100 rows is 29.
+  static Budget retain(double ratio) {
+    if (!std::isfinite(ratio) || ratio <= 0 || ratio > 1)
+      fail_argument("Budget::retain: ", ratio, " is not a ratio; a finite number in (0, 1] is required");
+    return {Unit::retain, std::max<std::int64_t>(1, std::llround(ratio * parts)), ratio};
+  }
+
+  // Bytes of keys and values that may stay, rows * (key bytes + value bytes).
+  static Budget bytes(std::int64_t bytes) { return {Unit::bytes, bytes, 0}; }
+
+  Unit unit() const noexcept { return unit_; }
+  // As it was asked: "retain 0.15", "64 rows per head", "1048576 bytes".
+  std::string description() const {
+    switch (unit_) {
+      case Unit::rows:
+        return text(amount_, " rows per head");
+      case Unit::retain:
+        return text("retain ", ratio_);
+      default:
+        return text(amount_, " bytes");
+    }
+  }
+
+  // The total for heads that hold `tokens` rows each, [layers * kv_heads], of row_bytes bytes (key and value).
+  // minimum: rows per non-empty head that must stay (0 where empty heads are part of the method). A ratio below it is
+  // raised and the audit says so; rows or bytes below it throw std::invalid_argument naming the minimum.
+  GrantedBudget resolve(std::span<const index_t> tokens, std::int64_t row_bytes, index_t minimum, Audit& audit) const {
+    const std::int64_t full = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
+    const auto heads = static_cast<std::int64_t>(tokens.size());
+    std::int64_t least = 0;
+    for (const index_t t : tokens) least += std::min(t, minimum);
+    GrantedBudget out;
+    out.full = full;
+    switch (unit_) {
+      case Unit::retain:
+        out.rows = scaled_floor(full, amount_, parts);
+        out.retain = ratio_;
+        if (out.rows < least) {
+          audit.add("budget raised from ", out.rows, " to ", least, " rows: at least ", minimum, " per head");
+          out.rows = least;
+        }
+        return out;
+      case Unit::rows:
+        if (amount_ < minimum) fail_argument("Budget::rows: ", amount_, " per head; the minimum is ", minimum);
+        out.rows =
+            amount_ > full / std::max<std::int64_t>(heads, 1) ? std::min(full, amount_ * heads) : amount_ * heads;
+        return out;
+      default:
+        out.rows = std::min(full, amount_ / row_bytes);
+        if (amount_ < 0 || out.rows < least)
+          fail_argument("Budget::bytes: ", amount_, " bytes hold ", amount_ / row_bytes, " rows of ", row_bytes,
+                        " bytes; the minimum is ", least * row_bytes, " bytes (", minimum, " row per head)");
+        return out;
+    }
+  }
+
+ private:
+  static constexpr std::int64_t parts = 1'000'000;
+  Budget(Unit unit, std::int64_t amount, double ratio) : unit_(unit), amount_(amount), ratio_(ratio) {
+    if (unit == Unit::rows && (amount < 0 || amount > std::numeric_limits<index_t>::max()))
+      fail_argument("Budget::rows: ", amount, " per head; 0 to ", std::numeric_limits<index_t>::max(), " is legal");
+  }
+
+  Unit unit_;
+  std::int64_t amount_;  // rows per head, millionths, or bytes
+  double ratio_;
+};
+
+}  // namespace kvevict

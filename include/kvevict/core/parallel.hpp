@@ -1,0 +1,70 @@
+// The one parallel loop: OpenMP where it is compiled in, serial otherwise. Never uses more threads than asked for, and
+// stays serial inside another parallel region, so that nested calls do not oversubscribe.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <span>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/exec.hpp"
+
+namespace kvevict {
+
+// Threads that a loop of `count` independent items will use.
+inline int workers_for(const host_exec& exec, std::int64_t count) {
+  if (exec.threads < 1) fail_argument("host_exec: ", exec.threads, " threads; at least 1 is required");
+#if defined(_OPENMP)
+  if (omp_in_parallel()) return 1;
+  return static_cast<int>(std::clamp<std::int64_t>(count, 1, exec.threads));
+#else
+  (void)count;
+  return 1;
+#endif
+}
+
+// body(i, scratch) for i in [0, count), each i once, in any order. `scratch` is private to a worker: at least
+// `scratch_bytes` bytes, 64-byte aligned, unspecified contents. The first exception of a body is rethrown here after
+// all workers have stopped; the remaining items are then skipped.
+template <class Body>
+void parallel_for(const host_exec& exec, std::int64_t count, std::size_t scratch_bytes, Body&& body) {
+  if (count <= 0) return;
+  const int workers = workers_for(exec, count);
+  const std::size_t stride = (scratch_bytes + Arena::alignment - 1) / Arena::alignment * Arena::alignment;
+  Arena own;
+  std::span<std::byte> memory;
+  if (stride != 0) memory = (exec.scratch ? *exec.scratch : own).take(stride * static_cast<std::size_t>(workers));
+#if defined(_OPENMP)
+  if (workers > 1) {
+    std::exception_ptr failure;
+    std::atomic<bool> failed{false};
+#pragma omp parallel for schedule(dynamic, 1) num_threads(workers)
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (failed.load(std::memory_order_relaxed)) continue;
+      try {
+        body(i, memory.subspan(stride * static_cast<std::size_t>(omp_get_thread_num()), stride));
+      } catch (...) {
+#pragma omp critical(kvevict_parallel_for)
+        if (!failure) failure = std::current_exception();
+        failed.store(true, std::memory_order_relaxed);
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+    return;
+  }
+#endif
+  for (std::int64_t i = 0; i < count; ++i) body(i, memory.subspan(0, stride));
+}
+
+// The same without working memory: body(i).
+template <class Body>
+void parallel_for(const host_exec& exec, std::int64_t count, Body&& body) {
+  parallel_for(exec, count, 0, [&](std::int64_t i, std::span<std::byte>) { body(i); });
+}
+
+}  // namespace kvevict

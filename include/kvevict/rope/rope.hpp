@@ -1,0 +1,25 @@
+// Rotary position embedding as data: how the keys and queries of a model were rotated.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/specification.hpp"
+
+namespace kvevict {
+
+enum class RopeStyle { half, interleaved };  // element i pairs with i + rotary_dim / 2, or 2i with 2i + 1
+template <>
+struct Words<RopeStyle> {
+  static constexpr std::string_view words[] = {"half", "interleaved"};
+};
+
+// A row at position p turns each pair i by the angle p * inv_freq[i]; elements from rotary_dim on are left alone.
+struct Rope {
+  RopeStyle style = RopeStyle::half;
+  index_t rotary_dim = 0;
+  std::span<const float> inv_freq;  // [rotary_dim / 2]
+  float attention_factor = 1.f;     // multiplied into cos and sin (YaRN, LongRoPE)
+};
+
+}  // namespace kvevict
