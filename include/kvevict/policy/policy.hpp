@@ -1,0 +1,77 @@
+// Policy: an allocator, a scorer and a selector make an eviction policy. Published policies are combinations with names
+// (policy/snapkv.hpp and its neighbours); any other combination is as good.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvevict/allocate/concepts.hpp"
+#include "kvevict/cache/concepts.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/exec.hpp"
+#include "kvevict/core/specification.hpp"
+#include "kvevict/plan/apply.hpp"
+#include "kvevict/plan/plan.hpp"
+#include "kvevict/policy/planner.hpp"
+#include "kvevict/score/observation.hpp"
+#include "kvevict/select/selector.hpp"
+
+namespace kvevict {
+
+template <Allocator A, class S, Selector K = TopK>
+struct Policy {
+  A allocator{};
+  S scorer{};
+  K selector{};
+
+  // "allocator/scorer", every parameter printed.
+  std::string specification() const { return kvevict::specification(allocator) + '/' + kvevict::specification(scorer); }
+
+  // True where a layer's plan needs that layer alone.
+  bool layerwise() const { return kind_of(allocator) != AllocatorKind::global; }
+
+  // For a prefill that evicts layer by layer. tokens: [layers * kv_heads], rows before eviction. row_bytes is needed
+  // for a budget in bytes only. The planner refers to this policy.
+  LayerPlanner<A, S, K> begin(const CacheShape& shape, std::span<const index_t> tokens, const Budget& budget,
+                              std::int64_t row_bytes = 0) const {
+    return {allocator, scorer, selector, specification(), shape, tokens, budget, row_bytes};
+  }
+
+  // The whole plan for `view`, from one observation per layer, [layers]. Throws as LayerPlanner does.
+  template <KVCacheView C>
+  EvictionPlan plan(const host_exec& exec, const C& view,
+                    std::span<const LayerObservation<typename C::element_type>> observations,
+                    const Budget& budget) const {
+    const CacheShape shape = view.shape();
+    if (std::ssize(observations) != shape.layers)
+      fail_argument("plan: ", observations.size(), " observations for ", shape.layers, " layers");
+    std::vector<index_t> tokens;
+    for (index_t l = 0; l < shape.layers; ++l)
+      for (index_t h = 0; h < shape.kv_heads; ++h) tokens.push_back(view.tokens(l, h));
+    const std::int64_t row_bytes =
+        (std::int64_t{shape.head_dim_k} + shape.head_dim_v) * std::int64_t{sizeof(typename C::element_type)};
+    auto planner = begin(shape, tokens, budget, row_bytes);
+    for (const auto& o : observations) {
+      if (planner.layerwise()) planner.layer(exec, o);
+      else planner.observe(exec, o);
+    }
+    return planner.finish(exec);
+  }
+};
+template <class A, class S, class K>
+Policy(A, S, K) -> Policy<A, S, K>;
+template <class A, class S>
+Policy(A, S) -> Policy<A, S, TopK>;
+
+// What engines and tools ask of a policy.
+template <class P>
+concept EvictionPolicy = requires(const P& p, const CacheShape& shape, std::span<const index_t> tokens,
+                                  const Budget& budget) {
+  { p.specification() } -> std::same_as<std::string>;
+  { p.layerwise() } -> std::same_as<bool>;
+  p.begin(shape, tokens, budget);
+};
+
+}  // namespace kvevict
