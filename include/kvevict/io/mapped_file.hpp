@@ -1,0 +1,64 @@
+// A whole file as read-only memory. Pages are read when they are touched, so opening a large file costs nothing.
+// POSIX. A file that another process shortens while it is mapped ends this process (SIGBUS): writers should rename a
+// finished file into place, as AtomicFile does.
+#pragma once
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <span>
+#include <utility>
+
+#include "kvevict/core/error.hpp"
+
+namespace kvevict {
+
+// Movable; the bytes keep their address.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  // Throws format_error where the path is no readable regular file. An empty file maps to no bytes.
+  explicit MappedFile(const std::filesystem::path& path) {
+    // O_NONBLOCK: opening a pipe by mistake must not wait for a writer.
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) fail_format(path.string(), ": cannot be opened: ", std::strerror(errno));
+    struct stat about {};
+    const bool known = ::fstat(file, &about) == 0;
+    if (!known || !S_ISREG(about.st_mode)) {
+      ::close(file);
+      fail_format(path.string(), ": is ", known && S_ISDIR(about.st_mode) ? "a folder" : "not a regular file",
+                  "; a regular file is required");
+    }
+    size_ = static_cast<std::size_t>(about.st_size);
+    if (size_ != 0) data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
+    const int error = errno;
+    ::close(file);  // the mapping stays
+    if (size_ != 0 && data_ == MAP_FAILED) {
+      data_ = nullptr;
+      fail_format(path.string(), ": cannot be mapped: ", std::strerror(error));
+    }
+  }
+  MappedFile(MappedFile&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~MappedFile() {
+    if (data_) ::munmap(data_, size_);
+  }
+
+  std::span<const std::byte> bytes() const noexcept { return {static_cast<const std::byte*>(data_), size_}; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace kvevict
