@@ -104,7 +104,7 @@ TEST_CASE("thresholds, masks and gradients agree with the table") {
 TEST_CASE("T1: the mask sums to k for every k, temperature and tie pattern") {
   std::mt19937_64 random(1);
   for (const auto kind : {SoftThreshold::laplace, SoftThreshold::sigmoid})
-    for (const std::size_t n : {1, 2, 3, 17, 64, 300})
+    for (const std::size_t n : {1u, 2u, 3u, 17u, 64u, 300u})
       for (const double temperature : {3.0, 1.0, 0.1, 0.01, 1e-3})
         for (const int form : {0, 1, 2, 3}) {
           auto x = normal(random, n, form == 1 ? 0.01 : 2.0);
