@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The headers that an engine includes must compile with nothing but the standard library on the path.
+# Usage: standard_library_alone.sh COMPILER INCLUDE_DIR
+set -euo pipefail
+compiler=$1 include=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# A path that holds this library and nothing else; anything from /usr/include that is not the standard library would
+# be found by the compiler too, so the preprocessed output is searched for it.
+ln -s "$include" "$work/include"
+failed=0
+for header in policy/snapkv policy/pyramidkv policy/adakv policy/streamingllm policy/policy cache/ragged cache/dense \
+              cache/paged plan/apply score/key_norm score/key_diff score/random allocate/global; do
+  echo "#include \"kvevict/$header.hpp\"" >"$work/unit.cpp"
+  "$compiler" -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$work/include" "$work/unit.cpp" || failed=1
+  foreign=$("$compiler" -std=c++20 -M -I"$work/include" "$work/unit.cpp" | tr ' \\' '\n\n' |
+            grep -E '/(eigen3|Eigen|xtensor|xtl|nlohmann|CLI|doctest|benchmark)/' || true)
+  if [ -n "$foreign" ]; then
+    echo "kvevict/$header.hpp includes: $foreign" >&2
+    failed=1
+  fi
+done
+# Nowhere in the library: what belongs to the tool, the tests and the benchmarks.
+if grep -rnE '#include *[<"](CLI|doctest|benchmark)/' "$include/kvevict"; then failed=1; fi
+exit $failed
