@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -55,6 +56,7 @@ struct ObservedLayer {
   std::vector<Rows<const T>> keys, values, window_queries, future_queries;
   std::vector<std::span<const index_t>> positions;
   std::vector<Rows<const float>> attn_sum, q_mean, q_cov;
+  std::shared_ptr<const void> owner;  // keeps alive what the arrays point to, where whoever filled them has set it
 
   // Valid while this object and the rows behind it live and do not move.
   LayerObservation<T> observation() const {
