@@ -1,0 +1,13 @@
+// PyramidKV (arXiv 2406.02069): lower layers keep more rows than upper ones; tokens are ranked as in SnapKV.
+// docs/policies/pyramidkv.md.
+#pragma once
+#include "kvevict/allocate/pyramid.hpp"
+#include "kvevict/policy/policy.hpp"
+#include "kvevict/score/window_attention.hpp"
+
+namespace kvevict {
+
+// beta 20, exact sum, window inside the budget.
+using PyramidKV = Policy<Pyramid, WindowAttention>;
+
+}  // namespace kvevict

@@ -1,0 +1,25 @@
+// SnapKV (arXiv 2404.14469): the newest queries of the prompt vote for the rows that every head keeps.
+// Formula, variants of the published codes and deviations: docs/policies/snapkv.md.
+#pragma once
+#include "kvevict/allocate/uniform.hpp"
+#include "kvevict/policy/policy.hpp"
+#include "kvevict/score/window_attention.hpp"
+
+namespace kvevict {
+
+// Window 32, rows mean, pool max:7, group mean, half of the budget for the window: the published long-context setting
+// with one vote per KV head.
+using SnapKV = Policy<Uniform, WindowAttention>;
+
+// The arithmetic of NVIDIA kvpress 0.5.5 (SnapKVPress), rounding and window inflation included.
+inline SnapKV snapkv_kvpress() {
+  SnapKV out;
+  out.allocator.rounding = Uniform::Rounding::kvpress;
+  out.scorer.window = 64;
+  out.scorer.pool = {PoolKind::avg, 5};
+  out.scorer.order = PoolOrder::pool_then_group;
+  out.scorer.protect = ProtectShare::score;
+  return out;
+}
+
+}  // namespace kvevict

@@ -1,0 +1,52 @@
+// The registry with everything this library holds. Includes every part, so it belongs into one translation unit.
+#pragma once
+#include "kvevict/allocate/ada.hpp"
+#include "kvevict/allocate/full.hpp"
+#include "kvevict/allocate/global.hpp"
+#include "kvevict/allocate/pyramid.hpp"
+#include "kvevict/allocate/uniform.hpp"
+#include "kvevict/policy/registry.hpp"
+#include "kvevict/score/expected.hpp"
+#include "kvevict/score/key_diff.hpp"
+#include "kvevict/score/key_norm.hpp"
+#include "kvevict/score/oracle.hpp"
+#include "kvevict/score/position.hpp"
+#include "kvevict/score/random.hpp"
+#include "kvevict/score/window_attention.hpp"
+
+namespace kvevict {
+
+// All allocators, scorers and published combinations.
+inline Registry standard_registry() {
+  Registry r;
+  r.add_allocator<Full>();
+  r.add_allocator<Uniform>();
+  r.add_allocator<Pyramid>();
+  r.add_allocator<Global>();
+  r.add_nesting_allocator<Ada>();
+
+  r.add_scorer<WindowAttention>();
+  r.add_scorer<Position>();
+  r.add_scorer<KeyNorm>();
+  r.add_scorer<KeyDiff>();
+  r.add_scorer<Random>();
+  r.add_scorer<Expected>();
+  r.add_scorer<Oracle>();
+
+  r.add_preset("full", "full/position(sinks=0)", "every row stays");
+  r.add_preset("oracle", "global/oracle", "the best selection in hindsight: it looks at the continuation");
+  r.add_preset("random", "uniform/random", "rows by chance, the same on every platform");
+  r.add_preset("streamingllm", "uniform/position(sinks=4)", "StreamingLLM, arXiv 2309.17453");
+  r.add_preset("knorm", "uniform/knorm", "L2 norm of the key, arXiv 2406.11430");
+  r.add_preset("keydiff", "uniform/keydiff", "KeyDiff, arXiv 2504.15364");
+  r.add_preset("expected", "uniform/expected", "Expected Attention, arXiv 2510.00636");
+  r.add_preset("snapkv", "uniform/snapkv", "SnapKV, arXiv 2404.14469");
+  r.add_preset("snapkv-kvpress",
+               "uniform(rounding=kvpress)/snapkv(window=64,pool=avg:5,order=pool-then-group,protect=score)",
+               "SnapKV as NVIDIA kvpress 0.5.5 computes it");
+  r.add_preset("pyramidkv", "pyramid(beta=20)/snapkv", "PyramidKV, arXiv 2406.02069");
+  r.add_preset("adakv", "ada(floor=0.2)/snapkv", "Ada-KV, arXiv 2407.11550");
+  return r;
+}
+
+}  // namespace kvevict

@@ -1,0 +1,12 @@
+// StreamingLLM (arXiv 2309.17453): the first rows and the newest. docs/policies/streamingllm.md.
+#pragma once
+#include "kvevict/allocate/uniform.hpp"
+#include "kvevict/policy/policy.hpp"
+#include "kvevict/score/position.hpp"
+
+namespace kvevict {
+
+// Four sinks, the rest of the budget to the newest rows.
+using StreamingLLM = Policy<Uniform, Position>;
+
+}  // namespace kvevict
