@@ -5,10 +5,13 @@
 #define KVEVICT_VERSION_MINOR 1
 #define KVEVICT_VERSION_PATCH 0
 
+// HOST_DEVICE: arithmetic that both sides call. DEVICE: kernel bodies, which host tests compile as plain functions.
 #if defined(__CUDACC__)
 #define KVEVICT_HOST_DEVICE __host__ __device__
+#define KVEVICT_DEVICE __device__ __forceinline__
 #else
 #define KVEVICT_HOST_DEVICE
+#define KVEVICT_DEVICE inline
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12

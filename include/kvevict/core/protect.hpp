@@ -1,7 +1,6 @@
 // Protection: index ranges that stay inside the budget whatever their score. Sinks first, then the newest rows.
 #pragma once
-#include <algorithm>
-
+#include "kvevict/config.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/specification.hpp"
 
@@ -21,33 +20,37 @@ struct Protect {
   ProtectShare share = ProtectShare::half;
 };
 
+namespace detail {
+KVEVICT_HOST_DEVICE constexpr index_t smaller(index_t a, index_t b) noexcept { return b < a ? b : a; }
+}  // namespace detail
+
 // Queries that a scorer with window `asked` looks with on a prompt of `tokens` rows: at most half of the prompt.
-constexpr index_t window_rows_used(index_t asked, index_t tokens) noexcept {
-  return std::min(asked, std::max<index_t>(1, tokens / 2));
+KVEVICT_HOST_DEVICE constexpr index_t window_rows_used(index_t asked, index_t tokens) noexcept {
+  return detail::smaller(asked, tokens < 4 ? 1 : tokens / 2);
 }
 
 // Rows of one head that are protected, as counts: rows [0, sinks) and [tokens - newest, tokens); disjoint.
 struct ProtectedRows {
   index_t sinks = 0, newest = 0;
-  constexpr index_t count() const noexcept { return sinks + newest; }
+  KVEVICT_HOST_DEVICE constexpr index_t count() const noexcept { return sinks + newest; }
 };
 
 // What `protect` asks for in a head of `tokens` rows, before any budget.
-constexpr ProtectedRows protect_asked(Protect protect, index_t tokens) noexcept {
+KVEVICT_HOST_DEVICE constexpr ProtectedRows protect_asked(Protect protect, index_t tokens) noexcept {
   if (protect.share == ProtectShare::score) return {};
-  const index_t sinks = std::min(protect.sinks, tokens);
+  const index_t sinks = detail::smaller(protect.sinks, tokens);
   const index_t window = protect.window > 0 ? window_rows_used(protect.window, tokens) : 0;
-  return {sinks, std::min(window, tokens - sinks)};
+  return {sinks, detail::smaller(window, tokens - sinks)};
 }
 
 // The same cut to `most` rows: sinks first, then the newest.
-constexpr ProtectedRows protect_at_most(ProtectedRows asked, index_t most) noexcept {
-  const index_t sinks = std::min(asked.sinks, most);
-  return {sinks, std::min(asked.newest, most - sinks)};
+KVEVICT_HOST_DEVICE constexpr ProtectedRows protect_at_most(ProtectedRows asked, index_t most) noexcept {
+  const index_t sinks = detail::smaller(asked.sinks, most);
+  return {sinks, detail::smaller(asked.newest, most - sinks)};
 }
 
 // What is protected in a head that keeps `budget` of its `tokens` rows.
-constexpr ProtectedRows protect_within(Protect protect, index_t tokens, index_t budget) noexcept {
+KVEVICT_HOST_DEVICE constexpr ProtectedRows protect_within(Protect protect, index_t tokens, index_t budget) noexcept {
   const index_t most = protect.share == ProtectShare::half ? budget / 2 + budget % 2 : budget;
   return protect_at_most(protect_asked(protect, tokens), most);
 }
