@@ -28,7 +28,7 @@ constexpr const char* simd_target() noexcept {
 #if KVEVICT_SIMD
 #if HWY_TARGET == HWY_AVX2
   return "AVX2";
-#elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#elif HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   return "AVX-512";
 #elif HWY_TARGET == HWY_NEON
   return "NEON";

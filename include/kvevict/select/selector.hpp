@@ -63,8 +63,8 @@ struct TopK {
     const ProtectedRows fixed = protect_within(protect, tokens, budget);
     const index_t ranked = kept - fixed.count();
     std::iota(out.begin(), out.begin() + fixed.sinks, index_t{0});
-    detail::topk_from(row.data() + fixed.sinks, tokens - fixed.count(), ranked, fixed.sinks, out.data() + fixed.sinks,
-                      scratch);
+    detail::topk_from<detail::Passes>(row.data() + fixed.sinks, tokens - fixed.count(), ranked, fixed.sinks,
+                                      out.data() + fixed.sinks, scratch);
     std::iota(out.begin() + fixed.sinks + ranked, out.begin() + kept, tokens - fixed.newest);
     return kept;
   }

@@ -1,6 +1,6 @@
 // The k largest scores of a row as ascending indices: exact, ties to the lower index, linear for every input.
-// Method: find the k-th largest score (a threshold and the number of ties that still fit), then one pass that writes
-// the indices; nothing is sorted. -0 equals +0, infinities are ordinary values, a NaN is an error.
+// Method: find the k-th largest score (topk_threshold.hpp), then one pass that writes the indices of what lies above it
+// and of the first ties; nothing is sorted. -0 equals +0, infinities are ordinary values, a NaN is an error.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -13,8 +13,13 @@
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/simd.hpp"
 #include "kvevict/select/ordered_key.hpp"
-#include "kvevict/select/topk_portable.hpp"
+#include "kvevict/select/topk_passes.hpp"
+#include "kvevict/select/topk_threshold.hpp"
+#if KVEVICT_SIMD
+#include "kvevict/select/topk_passes_simd.hpp"
+#endif
 
 namespace kvevict {
 
@@ -37,42 +42,126 @@ struct IndexRange {
 
 namespace detail {
 
-// Bytes of keys for n entries of 4 bytes, rounded up so that what follows is aligned.
+#if KVEVICT_SIMD
+using Passes = SimdPasses;
+#else
+using Passes = PortablePasses;
+#endif
+
+// Bytes of n keys and of what passes may write behind them, rounded up so that what follows is aligned.
 constexpr std::size_t key_bytes(std::int64_t n) noexcept {
-  return (static_cast<std::size_t>(n) * sizeof(std::int32_t) + 255) / 64 * 64;
+  return (static_cast<std::size_t>(n) * sizeof(std::int32_t) + 64 + 63) / 64 * 64;
 }
 constexpr std::size_t select_scratch_bytes(std::int64_t n) noexcept {
   return 64 + key_bytes(n) + radix_bins * sizeof(std::uint32_t);
 }
-// The first 64-byte boundary in scratch; throws where less than `need` bytes were given.
-inline std::byte* aligned_scratch(std::span<std::byte> scratch, std::size_t need, const char* what) {
-  if (scratch.size() < need) fail_argument(what, ": ", scratch.size(), " bytes of scratch; ", need, " are required");
-  const auto address = reinterpret_cast<std::uintptr_t>(scratch.data());
-  return scratch.data() + (64 - address % 64) % 64;
+
+// Working memory cut into its two parts.
+struct SelectScratch {
+  std::int32_t* keys;
+  std::uint32_t* bins;
+
+  SelectScratch(std::span<std::byte> memory, std::int64_t n, const char* who) {
+    if (memory.size() < select_scratch_bytes(n))
+      fail_argument(who, ": ", memory.size(), " bytes of scratch; ", select_scratch_bytes(n), " are required");
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    std::byte* aligned = memory.data() + (64 - address % 64) % 64;
+    keys = reinterpret_cast<std::int32_t*>(aligned);
+    bins = reinterpret_cast<std::uint32_t*>(aligned + key_bytes(n));
+  }
+};
+
+// The storage of a score as a signed integer. Scores are read through it, which may_alias allows.
+template <class T>
+struct ScoreBits {
+  using type [[gnu::may_alias]] = typename KeyTraits<T>::key_type;
+};
+
+// One row of scores.
+template <class T>
+struct RowSource {
+  using bits_type = typename ScoreBits<T>::type;
+  static constexpr std::int32_t infinity = KeyTraits<T>::infinity;
+  const T* scores;
+  std::int64_t n;
+
+  const bits_type* bits() const noexcept { return reinterpret_cast<const bits_type*>(scores); }
+  template <class F>
+  void each(F&& f) const {
+    f(bits(), n);
+  }
+  auto reader() const noexcept {
+    return [p = scores](std::int64_t i) -> std::int32_t { return ordered_key(p[i]); };
+  }
+};
+
+// Ranges of the rows of a matrix, one after the other.
+struct RangeSource {
+  using bits_type = typename ScoreBits<float>::type;
+  static constexpr std::int32_t infinity = KeyTraits<float>::infinity;
+  Matrix<const float> scores;
+  std::span<const IndexRange> ranges;
+
+  const float* row(std::size_t r) const noexcept { return scores.row(static_cast<index_t>(r)) + ranges[r].begin; }
+  template <class F>
+  void each(F&& f) const {
+    for (std::size_t r = 0; r < ranges.size(); ++r)
+      if (!ranges[r].empty()) f(reinterpret_cast<const bits_type*>(row(r)), std::int64_t{ranges[r].size()});
+  }
+  auto reader() const noexcept {
+    return [this, r = std::size_t{0}, first = std::int64_t{0}](std::int64_t i) mutable -> std::int32_t {
+      for (; ranges[r].empty() || i - first >= ranges[r].size(); ++r) first += std::max(ranges[r].size(), 0);
+      return ordered_key(row(r)[i - first]);
+    };
+  }
+};
+
+// Position of the first NaN, or n.
+template <class T>
+std::int64_t find_nan(const T* scores, std::int64_t n) {
+  std::int64_t i = 0;
+  while (i < n && !is_nan_key<T>(ordered_key(scores[i]))) ++i;
+  return i;
 }
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_nan(index_t row, std::int64_t token) {
   throw NanScore(row, static_cast<index_t>(token));
 }
 
+// How many entries lie above an ordered key.
+template <class Passes, class Bits>
+std::int64_t count_above(const Bits* bits, std::int64_t n, std::int32_t key) {
+  return with_form(
+      key, key, [&]<KeyForm form>() { return Passes::template count_above<form>(bits, n, bound_in_form<form>(key)); });
+}
+
 // base + i for the k largest scores[i], ascending. 0 <= k <= n; out: [k].
-template <class T>
+template <class Passes, class T>
 void topk_from(const T* scores, std::int64_t n, std::int64_t k, index_t base, index_t* out,
-               std::span<std::byte> scratch) {
-  using K = typename KeyTraits<T>::key_type;
-  std::byte* memory = aligned_scratch(scratch, select_scratch_bytes(n), "topk");
-  auto* keys = reinterpret_cast<K*>(memory);
-  auto* bins = reinterpret_cast<std::uint32_t*>(memory + key_bytes(n));
-  if (const std::int64_t at = find_nan(scores, n); at < n) fail_nan(0, base + at);
-  if (k == 0) return;
-  if (k == n) {
-    for (std::int64_t i = 0; i < n; ++i) out[i] = base + static_cast<index_t>(i);
+               std::span<std::byte> memory) {
+  const SelectScratch scratch(memory, n, "topk");
+  if (k == 0 || k == n) {
+    if (const std::int64_t at = find_nan(scores, n); at < n) fail_nan(0, base + at);
+    for (std::int64_t i = 0; i < k; ++i) out[i] = base + static_cast<index_t>(i);
     return;
   }
-  for (std::int64_t i = 0; i < n; ++i) keys[i] = ordered_key(scores[i]);
-  constexpr K most = KeyTraits<T>::infinity;
-  const Threshold<K> threshold = radix_threshold(keys, n, k, static_cast<K>(-most), most, bins);
-  emit_portable(scores, k, threshold, base, out);
+  const RowSource<T> source{scores, n};
+  const Threshold threshold = find_threshold<Passes>(source, n, k, scratch.keys, scratch.bins);
+  if (threshold.nan) fail_nan(0, base + find_nan(scores, n));
+  const auto emit = [&](std::int64_t first, std::int64_t last, std::int32_t bound, std::int64_t taken) {
+    return taken + with_form(bound, bound, [&]<KeyForm form>() {
+             return Passes::template emit<form>(source.bits() + first, last - first, bound_in_form<form>(bound),
+                                                base + static_cast<index_t>(first), out + taken, k - taken);
+           });
+  };
+  if (threshold.ties == threshold.equal) {
+    emit(0, n, threshold.key - 1, 0);
+    return;
+  }
+  // Only the first ties belong to the best: up to the last of them the bound lets equal scores in.
+  std::int64_t cut = 0;
+  for (std::int64_t left = threshold.ties; left > 0; ++cut) left -= ordered_key(scores[cut]) == threshold.key;
+  emit(cut, n, threshold.key, emit(0, cut, threshold.key - 1, 0));
 }
 
 template <class T>
@@ -83,7 +172,7 @@ void topk(std::span<const T> scores, index_t k, std::span<index_t> out, std::spa
   if (k < 0 || k > n) fail_argument("topk: k = ", k, " of ", n, " scores; 0 to ", n, " is legal");
   if (out.size() != static_cast<std::size_t>(k))
     fail_argument("topk: out holds ", out.size(), " indices; k = ", k, " are written");
-  topk_from(scores.data(), n, k, 0, out.data(), scratch);
+  topk_from<Passes>(scores.data(), n, k, 0, out.data(), scratch);
 }
 
 }  // namespace detail
@@ -127,35 +216,31 @@ inline void flat_topk_counts(Matrix<const float> scores, std::span<const IndexRa
     n += candidates[r].size();
   }
   if (k < 0 || k > n) fail_argument("flat_topk_counts: k = ", k, " of ", n, " candidates; 0 to ", n, " is legal");
-  std::byte* memory = detail::aligned_scratch(scratch, detail::select_scratch_bytes(n), "flat_topk_counts");
-  auto* keys = reinterpret_cast<std::int32_t*>(memory);
-  auto* bins = reinterpret_cast<std::uint32_t*>(memory + detail::key_bytes(n));
-  std::int64_t at = 0;
-  for (index_t r = 0; r < scores.rows; ++r) {
-    const IndexRange range = candidates[static_cast<std::size_t>(r)];
-    if (range.empty()) continue;
-    const float* row = scores.row(r) + range.begin;
-    if (const std::int64_t nan = detail::find_nan(row, range.size()); nan < range.size())
-      detail::fail_nan(r, range.begin + nan);
-    for (index_t i = 0; i < range.size(); ++i) keys[at++] = detail::ordered_key(row[i]);
+  const detail::SelectScratch memory(scratch, n, "flat_topk_counts");
+  const detail::RangeSource source{scores, candidates};
+  const auto fail_at_nan = [&] {
+    for (std::size_t r = 0; r < rows; ++r)
+      if (!candidates[r].empty())
+        if (const std::int64_t at = detail::find_nan(source.row(r), candidates[r].size()); at < candidates[r].size())
+          detail::fail_nan(static_cast<index_t>(r), candidates[r].begin + at);
+  };
+  if (k == 0 || k == n) {
+    fail_at_nan();
+    if (k == n)
+      for (std::size_t r = 0; r < rows; ++r) counts[r] = std::max(candidates[r].size(), 0);
+    return;
   }
-  if (k == 0) return;
-  constexpr std::int32_t most = detail::KeyTraits<float>::infinity;
-  auto threshold = detail::radix_threshold(keys, n, k, -most, most, bins);
-  for (index_t r = 0; r < scores.rows; ++r) {
-    const IndexRange range = candidates[static_cast<std::size_t>(r)];
-    if (range.empty()) continue;
-    const float* row = scores.row(r) + range.begin;
-    index_t above = 0, equal = 0;
-    for (index_t i = 0; i < range.size(); ++i) {
-      const std::int32_t key = detail::ordered_key(row[i]);
-      above += key > threshold.key;
-      equal += key == threshold.key;
-    }
-    const auto ties = static_cast<index_t>(std::min<std::int64_t>(equal, threshold.ties));
+  detail::Threshold threshold = detail::find_threshold<detail::Passes>(source, n, k, memory.keys, memory.bins);
+  if (threshold.nan) fail_at_nan();
+  std::size_t r = 0;
+  source.each([&](const auto* bits, std::int64_t count) {
+    while (candidates[r].empty()) ++r;
+    const std::int64_t above = detail::count_above<detail::Passes>(bits, count, threshold.key);
+    const std::int64_t equal = detail::count_above<detail::Passes>(bits, count, threshold.key - 1) - above;
+    const std::int64_t ties = std::min(equal, threshold.ties);
     threshold.ties -= ties;
-    counts[static_cast<std::size_t>(r)] = above + ties;
-  }
+    counts[r++] = static_cast<index_t>(above + ties);
+  });
 }
 
 }  // namespace kvevict
