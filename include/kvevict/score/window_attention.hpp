@@ -126,10 +126,14 @@ struct WindowAttention {
     s.group = shape.group();
     s.tokens = tokens;
     s.past = past(tokens);
+    s.one_sum = one_sum();
+    s.lse = with_lse;
     s.store = !with_lse;
-    if (scratch_limit > 0 && own_bytes(s) + detail::window_scratch(s) > static_cast<std::size_t>(scratch_limit))
-      s.store = false;
+    if (scratch_limit > 0 && own_bytes(s) + kernel_bytes(s) > static_cast<std::size_t>(scratch_limit)) s.store = false;
     return s;
+  }
+  static std::size_t kernel_bytes(const detail::WindowSize& s) noexcept {
+    return detail::WindowHead<float>::scratch_bytes(s);  // the same for every element type
   }
   // Bytes besides those of the kernel: sums of query heads before they are reduced, and the pooling's chunk.
   std::size_t own_bytes(const detail::WindowSize& s) const noexcept {
@@ -140,7 +144,7 @@ struct WindowAttention {
   }
   std::size_t head_scratch(const CacheShape& shape, index_t tokens, bool with_lse) const noexcept {
     const detail::WindowSize s = size_of(shape, tokens, with_lse);
-    return own_bytes(s) + detail::window_scratch(s);
+    return own_bytes(s) + kernel_bytes(s);
   }
 
   template <class T>
@@ -186,7 +190,7 @@ struct WindowAttention {
     if (!one_sum() && group != GroupReduction::none)
       sums = {floats.data() + pooling.size(), size.group, size.past, size.past};
 
-    detail::WindowHead<T> task;
+    detail::WindowInput<T> task;
     task.size = size;
     task.keys = o.keys[static_cast<std::size_t>(head)];
     task.queries =
@@ -199,7 +203,7 @@ struct WindowAttention {
     task.softmax_scale = o.softmax_scale;
     task.weight = rows == RowReduction::mean ? 1.f / static_cast<float>(size.rows) : 1.f;
     if (sums.rows == 1 && group == GroupReduction::mean) task.weight /= static_cast<float>(size.group);
-    detail::window_sums(task, sums, memory.subspan(own));
+    detail::WindowHead<T>(task, memory.subspan(own)).run(sums);
     check_sums(o, head, sums, task.weight);
 
     if (sums.rows > 1 && order == PoolOrder::group_then_pool) reduce_group(group, sums);
