@@ -44,7 +44,7 @@ struct ModelConfig {
 };
 
 // theta^(-2i / dim) for i < dim / 2, in float32 as the models were trained.
-inline std::vector<float> rope_frequencies(double theta, index_t dim) {
+inline std::vector<float> trained_frequencies(double theta, index_t dim) {
   std::vector<float> out(static_cast<std::size_t>(dim / 2));
   for (std::size_t i = 0; i < out.size(); ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(dim);
@@ -191,7 +191,7 @@ class ConfigReader {
     };
     if (scaling.contains("rope_theta")) c.rope_theta = number("rope_theta");
     if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta)) refuse("rope_theta", "a positive number is required");
-    c.inv_freq = rope_frequencies(c.rope_theta, c.head_dim);
+    c.inv_freq = trained_frequencies(c.rope_theta, c.head_dim);
     const auto type = scaling.value("rope_type", scaling.value("type", nlohmann::json("default")));
     const bool llama3 = type == "llama3";
     if (!llama3 && type != "default") refuse(name, "rope_type \"default\" or \"llama3\" is required");
