@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/specification.hpp"
@@ -20,6 +21,7 @@ struct Rope {
   index_t rotary_dim = 0;
   std::span<const float> inv_freq;  // [rotary_dim / 2]
   float attention_factor = 1.f;     // multiplied into cos and sin (YaRN, LongRoPE)
+  std::string_view no_shift{};      // why rows cannot be moved to other positions (M-RoPE, ...); empty: they can
 };
 
 }  // namespace kvevict

@@ -1,0 +1,54 @@
+// Random scores: what any policy has to beat. They follow from seed, layer, head and position alone, so they are the
+// same on every platform and do not change when rows before were evicted.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "kvevict/score/scorer_support.hpp"
+
+namespace kvevict {
+
+// One step of SplitMix64 (Steele, Lea, Flood, 2014) from state x.
+constexpr std::uint64_t splitmix64(std::uint64_t x) noexcept {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// score = (splitmix64(seed ^ splitmix64(layer << 40 ^ head << 32 ^ position)) >> 40) * 2^-24, in [0, 1).
+struct Random {
+  static constexpr std::string_view name = "random";
+  static constexpr Needs needs = Needs::positions;
+
+  std::uint64_t seed = 0;
+  index_t sinks = 0;
+  ProtectShare protect = ProtectShare::half;
+
+  template <class Self, class Visit>
+  static void parameters(Self& self, Visit&& visit) {
+    visit("seed", self.seed);
+    visit("sinks", self.sinks);
+    visit("protect", self.protect);
+  }
+
+  index_t window_rows() const noexcept { return 0; }
+  Protect protection() const noexcept { return {sinks, 0, protect}; }
+
+  // out: [kv_heads][most tokens of a head].
+  template <CacheElement T>
+  void score(const host_exec&, const LayerObservation<T>& o, Matrix<float> out) const {
+    detail::check_scoring(name, needs, sinks, o, out);
+    for (index_t h = 0; h < out.rows; ++h) {
+      const std::uint64_t at = static_cast<std::uint64_t>(o.layer) << 40 ^ static_cast<std::uint64_t>(h) << 32;
+      const auto positions = o.positions[static_cast<std::size_t>(h)];
+      for (std::size_t j = 0; j < positions.size(); ++j) {
+        const std::uint64_t key = splitmix64(at ^ static_cast<std::uint32_t>(positions[j]));
+        out.row(h)[j] = static_cast<float>(splitmix64(seed ^ key) >> 40) * 0x1p-24f;
+      }
+    }
+    detail::raise_sinks(protect, sinks, o, out);
+  }
+};
+
+}  // namespace kvevict
