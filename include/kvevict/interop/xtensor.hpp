@@ -21,9 +21,8 @@ auto xtensor_view(T* data, std::int64_t rows, std::int64_t cols, std::int64_t ro
   // xtensor wants stride 0 where there is only one entry.
   const std::array<std::size_t, 2> shape{static_cast<std::size_t>(rows), static_cast<std::size_t>(cols)};
   const std::array<std::ptrdiff_t, 2> strides{rows == 1 ? 0 : row_stride, cols == 1 ? 0 : col_stride};
-  // The span of memory from the first to the last element.
-  const auto size =
-      rows == 0 || cols == 0 ? 0 : static_cast<std::size_t>((rows - 1) * row_stride + (cols - 1) * col_stride + 1);
+  // xtensor calls the number of elements the size of the buffer, also where strides reach further.
+  const auto size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols);
   return xt::adapt(data, size, xt::no_ownership(), shape, strides);
 }
 
