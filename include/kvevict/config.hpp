@@ -9,9 +9,11 @@
 #if defined(__CUDACC__)
 #define KVEVICT_HOST_DEVICE __host__ __device__
 #define KVEVICT_DEVICE __device__ __forceinline__
+#define KVEVICT_UNROLL _Pragma("unroll")
 #else
 #define KVEVICT_HOST_DEVICE
 #define KVEVICT_DEVICE inline
+#define KVEVICT_UNROLL
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12

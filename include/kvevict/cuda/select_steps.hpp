@@ -200,16 +200,12 @@ KVEVICT_DEVICE KeyRange read_row(Cta& cta, const SelectArgs<T>& args, std::int64
   std::int32_t lo = largest_key, hi = -largest_key;
   for (std::int64_t base = cta.thread(); base < n; base += std::int64_t{batch} * cta.threads()) {
     std::int32_t key[batch];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    KVEVICT_UNROLL
     for (int u = 0; u < batch; ++u) {
       const std::int64_t i = base + std::int64_t{u} * cta.threads();
       key[u] = i < n ? ordered_key(to_float(keys.scores[i])) : 0;
     }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    KVEVICT_UNROLL
     for (int u = 0; u < batch; ++u) {
       const std::int64_t i = base + std::int64_t{u} * cta.threads();
       if (i >= n) continue;
