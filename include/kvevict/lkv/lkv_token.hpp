@@ -23,8 +23,8 @@ namespace kvevict {
 template <class T, class NetOf>
 void token_scores(const host_exec& exec, const LayerObservation<T>& o, TokenInput input, NetOf&& net,
                   Matrix<float> out) {
-  constexpr index_t block = 8 * detail::token_tile;  // rows that are widened at once
-  constexpr std::int64_t share = 32 * block;         // rows of one task
+  constexpr index_t block = 48 / detail::token_tile * detail::token_tile;  // rows that are widened at once
+  constexpr std::int64_t share = 32 * block;                               // rows of one task
   TokenFrame frame{input, nullptr, 0};
   for (const auto& p : o.positions)
     if (!p.empty()) frame.newest = std::max(frame.newest, p.back());

@@ -1,6 +1,6 @@
 // The inner loop of LKV-T: scores of a block of inputs by one head's network, fused so that hidden values never leave
-// the registers. Rows of W1 are vectors over hidden units, inputs are broadcast, six rows of inputs share each load of
-// weights; the activation and the product with w2 run on the accumulators. Inputs need no transposition.
+// the registers. Rows of W1 are vectors over hidden units, inputs are broadcast, a tile of input rows shares each load
+// of weights; the activation and the product with w2 run on the accumulators. Inputs need no transposition.
 // Through Highway where it is found (core/simd.hpp), through Eigen's matrix product otherwise.
 #pragma once
 #include <algorithm>
@@ -20,7 +20,11 @@
 namespace kvevict::detail {
 
 // Rows that share a load of weights; blocks of inputs are a multiple of it.
-inline constexpr index_t token_tile = 6;
+#if KVEVICT_SIMD && (HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM)
+inline constexpr index_t token_tile = 8;  // 16 accumulators of 32 registers
+#else
+inline constexpr index_t token_tile = 6;  // 12 of 16
+#endif
 
 #if KVEVICT_SIMD
 
@@ -76,18 +80,12 @@ HWY_INLINE void tile(const float* HWY_RESTRICT x, std::size_t inputs, const floa
   }
 }
 
-inline constexpr int most_vectors = hn::MaxLanes(F{}) >= 16 || HWY_ARCH_ARM ? 4 : 2;  // by the number of registers
-
-// Vectors of hidden units per slab: as many as there are registers for, and few padded units.
-constexpr int slab_vectors(index_t hidden) noexcept {
-  const auto lanes = static_cast<index_t>(hn::MaxLanes(F{}));
-  const index_t vectors = (hidden + lanes - 1) / lanes;
-  int best = 1;
-  index_t fewest = 1 << 30;
-  for (int v = 1; v <= most_vectors; ++v)
-    if (const index_t padded = (vectors + v - 1) / v * v; padded <= fewest) best = v, fewest = padded;
-  return best;
+// Vectors of hidden units per slab. Two share each broadcast input; three or four were slower on Zen 4, where the
+// compiler then keeps accumulators in memory.
+constexpr std::size_t slab_vectors(index_t hidden) noexcept {
+  return static_cast<std::size_t>(hidden) <= hn::MaxLanes(F{}) ? 1 : 2;
 }
+constexpr std::size_t slab_width(index_t hidden) noexcept { return slab_vectors(hidden) * hn::MaxLanes(F{}); }
 
 template <std::size_t V>
 void scores(const float* x, std::size_t count, std::size_t inputs, std::size_t slabs, const float* packed, float* acc,
@@ -107,13 +105,11 @@ void scores(const float* x, std::size_t count, std::size_t inputs, std::size_t s
 
 // Weights as the kernel wants them: slabs of hidden units, each [inputs rows of W1, b1, w2], padded with zeros.
 inline std::size_t packed_weights_floats(index_t inputs, index_t hidden) noexcept {
-  const auto width =
-      static_cast<std::size_t>(simd_tokens::slab_vectors(hidden)) * hwy::HWY_NAMESPACE::MaxLanes(simd_tokens::F{});
+  const std::size_t width = simd_tokens::slab_width(hidden);
   return (static_cast<std::size_t>(hidden) + width - 1) / width * width * (static_cast<std::size_t>(inputs) + 2);
 }
 inline void pack_weights(const TokenNet<const float>& net, float* packed) {
-  const auto width = static_cast<index_t>(simd_tokens::slab_vectors(net.hidden)) *
-                     static_cast<index_t>(hwy::HWY_NAMESPACE::MaxLanes(simd_tokens::F{}));
+  const auto width = static_cast<index_t>(simd_tokens::slab_width(net.hidden));
   for (index_t first = 0; first < net.hidden; first += width) {
     const auto used = static_cast<std::size_t>(std::min(width, net.hidden - first));
     for (index_t r = 0; r < net.inputs + 2; ++r, packed += width) {
@@ -131,21 +127,11 @@ inline std::size_t token_kernel_floats(index_t count, index_t) noexcept {
 // out: [count], count a multiple of token_tile. x: [count][inputs].
 inline void token_block_scores(const TokenNet<const float>& net, const float* packed, const float* x, index_t count,
                                float* work, float* out) {
-  const int vectors = simd_tokens::slab_vectors(net.hidden);
-  const auto width = static_cast<std::size_t>(vectors) * hwy::HWY_NAMESPACE::MaxLanes(simd_tokens::F{});
-  const auto inputs = static_cast<std::size_t>(net.inputs), rows = static_cast<std::size_t>(count),
-             slabs = (static_cast<std::size_t>(net.hidden) + width - 1) / width;
-  switch (vectors) {
-    case 1:
-      return simd_tokens::scores<1>(x, rows, inputs, slabs, packed, work, out);
-    case 2:
-      return simd_tokens::scores<2>(x, rows, inputs, slabs, packed, work, out);
-    default:
-      if constexpr (simd_tokens::most_vectors > 2) {
-        if (vectors == 3) return simd_tokens::scores<3>(x, rows, inputs, slabs, packed, work, out);
-        return simd_tokens::scores<4>(x, rows, inputs, slabs, packed, work, out);
-      }
-  }
+  const std::size_t width = simd_tokens::slab_width(net.hidden);
+  const auto inputs = static_cast<std::size_t>(net.inputs), rows = static_cast<std::size_t>(count);
+  const std::size_t slabs = (static_cast<std::size_t>(net.hidden) + width - 1) / width;
+  if (simd_tokens::slab_vectors(net.hidden) == 1) simd_tokens::scores<1>(x, rows, inputs, slabs, packed, work, out);
+  else simd_tokens::scores<2>(x, rows, inputs, slabs, packed, work, out);
 }
 
 #else  // KVEVICT_SIMD
