@@ -68,7 +68,7 @@ struct Expected {
 
  private:
   static constexpr index_t block = 64;  // key rows that are widened at once
-  static constexpr index_t tile = 4;    // of them that share a load of the covariance
+  static constexpr index_t tile = 4;    // of them that share a load of the covariance; logits() names them
   static constexpr index_t lanes = 16;  // columns of the covariance that stay in registers
 
   struct Sizes {
@@ -128,19 +128,28 @@ struct Expected {
   }
 
   // z of `tile` rows: keys [tile][padded]. Column panels of the triangle end at their last row.
-  void logits(const float* keys, const float* mean, const float* form, index_t padded, float* z) const {
+  void logits(const float* __restrict keys, const float* mean, const float* form, index_t padded,
+              float* __restrict z) const {
     for (index_t r = 0; r < tile; ++r) z[r] = detail::dot(keys + r * padded, mean, padded);
     if (!covariance) return;
+    const float *k0 = keys, *k1 = k0 + padded, *k2 = k1 + padded, *k3 = k2 + padded;
     for (index_t first = 0; first < padded; first += lanes) {
-      float sum[tile][lanes] = {};
+      // One array per row, named: compilers keep these in registers, one two-dimensional array they do not.
+      float s0[lanes] = {}, s1[lanes] = {}, s2[lanes] = {}, s3[lanes] = {};
       for (index_t i = 0; i < first + lanes; ++i) {
-        const float* line = form + std::int64_t{i} * padded + first;
-        for (index_t r = 0; r < tile; ++r) {
-          const float k = keys[r * padded + i];
-          for (index_t l = 0; l < lanes; ++l) sum[r][l] += k * line[l];
+        const float* __restrict line = form + std::int64_t{i} * padded + first;
+        const float a = k0[i], b = k1[i], c = k2[i], d = k3[i];
+        for (index_t l = 0; l < lanes; ++l) {
+          s0[l] += a * line[l];
+          s1[l] += b * line[l];
+          s2[l] += c * line[l];
+          s3[l] += d * line[l];
         }
       }
-      for (index_t r = 0; r < tile; ++r) z[r] += detail::dot(sum[r], keys + r * padded + first, lanes);
+      z[0] += detail::dot(s0, k0 + first, lanes);
+      z[1] += detail::dot(s1, k1 + first, lanes);
+      z[2] += detail::dot(s2, k2 + first, lanes);
+      z[3] += detail::dot(s3, k3 + first, lanes);
     }
   }
 
