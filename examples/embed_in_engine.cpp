@@ -35,7 +35,8 @@ struct EngineView {
  private:
   kvevict::Rows<const element_type> part(index_t layer, index_t head, index_t offset) const {
     const auto& buffer = engine->layers[static_cast<std::size_t>(layer)].buffer;
-    return {buffer.data() + head * 2 * engine->dim + offset, engine->tokens, engine->dim, engine->heads * 2 * engine->dim};
+    return {buffer.data() + head * 2 * engine->dim + offset, engine->tokens, engine->dim,
+            engine->heads * 2 * engine->dim};
   }
 };
 static_assert(kvevict::KVCacheView<EngineView>);

@@ -2,8 +2,10 @@
 #include "cli/tool.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <utility>
 
 #include "cli/commands.hpp"
@@ -31,9 +33,11 @@ void list_policies(const Registry& registry, std::ostream& out) {
   for (const auto& [name, preset] : registry.presets())
     out << "  " << name << "  =  " << preset.text << "\n      " << preset.about << '\n';
   out << "allocators (allocator/scorer makes a policy):\n";
-  for (const auto& name : registry.allocator_names()) out << "  " << registry.allocator({name, {}, {}}).specification() << '\n';
+  for (const auto& name : registry.allocator_names())
+    out << "  " << registry.allocator({name, {}, {}}).specification() << '\n';
   out << "scorers:\n";
-  for (const auto& name : registry.scorer_names()) out << "  " << registry.scorer({name, {}, {}}).specification() << '\n';
+  for (const auto& name : registry.scorer_names())
+    out << "  " << registry.scorer({name, {}, {}}).specification() << '\n';
 }
 
 }  // namespace
@@ -100,7 +104,8 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
     app.parse(std::move(arguments));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e, out, err);  // --help, --version
-    err << "kvevict: error: " << e.what() << "\nkvevict --help lists the commands, kvevict COMMAND --help its options\n";
+    err << "kvevict: error: " << e.what()
+        << "\nkvevict --help lists the commands, kvevict COMMAND --help its options\n";
     status = 2;
   } catch (const usage_error& e) {
     err << "kvevict: error: " << e.what() << '\n';

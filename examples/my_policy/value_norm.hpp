@@ -11,7 +11,7 @@ struct ValueNorm {
   static constexpr kvevict::Needs needs = kvevict::Needs::values;
 
   // Parameters are plain members with defaults; listed below, they can be set and printed by name.
-  int norm = 2;        // 1 or 2
+  int norm = 2;  // 1 or 2
   kvevict::index_t sinks = 0;
 
   template <class Self, class Visit>
