@@ -159,8 +159,9 @@ void topk_from(const T* scores, std::int64_t n, std::int64_t k, index_t base, in
     return;
   }
   // Only the first ties belong to the best: up to the last of them the bound lets equal scores in.
-  std::int64_t cut = 0;
-  for (std::int64_t left = threshold.ties; left > 0; ++cut) left -= ordered_key(scores[cut]) == threshold.key;
+  const std::int64_t cut = with_form(threshold.key, threshold.key, [&]<KeyForm form>() {
+    return Passes::template behind_equal<form>(source.bits(), n, bound_in_form<form>(threshold.key), threshold.ties);
+  });
   emit(cut, n, threshold.key, emit(0, cut, threshold.key - 1, 0));
 }
 

@@ -128,6 +128,16 @@ struct PortablePasses {
     return count;
   }
 
+  // The position behind the count-th entry whose key (in the form) is `key`; there are at least count >= 1 of them.
+  template <KeyForm form, class Bits>
+  static std::int64_t behind_equal(const Bits* bits, [[maybe_unused]] std::int64_t n, std::int32_t key,
+                                   std::int64_t count) {
+    constexpr std::int32_t most = std::numeric_limits<Bits>::max();
+    std::int64_t i = 0;
+    for (; count > 0; ++i) count -= key_in_form<form>(bits[i], most) == key;
+    return i;
+  }
+
   // Writes base + i for the keys above the bound, i in [0, n), to out until it holds `room` entries; returns how many
   // were written.
   template <KeyForm form, class Bits>

@@ -2,11 +2,13 @@
 // for.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/simd.hpp"
+#include "kvevict/select/topk_emit_avx512.hpp"
 #include "kvevict/select/topk_passes.hpp"
 
 #if KVEVICT_SIMD
@@ -39,6 +41,60 @@ HWY_INLINE KeyVector key_in_form(KeyVector bits, KeyVector magnitude) {
   }
 }
 
+// The lanes of a mask as bits.
+template <class Mask>
+HWY_INLINE std::uint32_t lane_bits(Mask mask) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return static_cast<std::uint32_t>(mask.raw);
+#elif HWY_TARGET == HWY_AVX2
+  return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(mask.raw)));
+#else
+  std::uint8_t bits[8] = {};
+  hn::StoreMaskBits(KeyTag(), mask, bits);
+  return bits[0];
+#endif
+}
+
+#if HWY_TARGET == HWY_AVX2
+// For each of the 256 masks: the set lanes in ascending order, one a byte. g++ 12 copies the table inside Highway's
+// Compress to the stack at each call, which makes it ten times slower.
+inline constexpr struct LaneTable {
+  std::uint64_t of[256];
+  constexpr LaneTable() : of{} {
+    for (std::uint64_t mask = 0; mask < 256; ++mask) {
+      int place = 0;
+      for (std::uint64_t lane = 0; lane < 8; ++lane)
+        if ((mask >> lane & 1) != 0) of[mask] |= lane << (8 * place++);
+    }
+  }
+} lane_table;
+
+HWY_INLINE KeyVector set_lanes(std::uint32_t bits) {
+  return KeyVector{_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(lane_table.of + bits)))};
+}
+#endif
+
+// The lanes of a mask moved to the front; what is behind them is unspecified.
+template <class Mask>
+HWY_INLINE KeyVector compress(KeyVector v, [[maybe_unused]] Mask mask, [[maybe_unused]] std::uint32_t bits) {
+#if HWY_TARGET == HWY_AVX2
+  return KeyVector{_mm256_permutevar8x32_epi32(v.raw, set_lanes(bits).raw)};
+#else
+  return hn::Compress(v, mask);
+#endif
+}
+
+// first + lane for the lanes of a mask, moved to the front. `index` is Iota(first).
+template <class Mask>
+HWY_INLINE KeyVector compress_indices([[maybe_unused]] KeyVector index, [[maybe_unused]] KeyVector first,
+                                      [[maybe_unused]] Mask mask, [[maybe_unused]] std::uint32_t bits) {
+#if HWY_TARGET == HWY_AVX2
+  return hn::Add(set_lanes(bits), first);
+#else
+  return hn::Compress(index, mask);
+#endif
+}
+
 struct VectorPasses {
   static constexpr const char* name = simd_target();
   static constexpr std::int64_t short_row = 128;
@@ -59,9 +115,10 @@ struct VectorPasses {
       const KeyVector b = load_bits(bits + i), key = key_in_form<form>(b, mask);
       largest = hn::Max(largest, hn::And(b, mask));
       const auto reaches = hn::Gt(key, below), in = hn::AndNot(hn::Gt(key, hi), reaches);
-      from += static_cast<std::int64_t>(hn::CountTrue(d, reaches));
-      hn::StoreU(hn::Compress(key, in), d, out + inside);
-      inside += static_cast<std::int64_t>(hn::CountTrue(d, in));
+      from += std::popcount(lane_bits(reaches));
+      const std::uint32_t in_bits = lane_bits(in);
+      hn::StoreU(compress(key, in, in_bits), d, out + inside);
+      inside += std::popcount(in_bits);
     }
     found.above += from - (inside - before);
     found.inside = inside;
@@ -94,8 +151,9 @@ struct VectorPasses {
     for (; i + lanes <= n; i += lanes) {
       const KeyVector key = hn::LoadU(d, keys + i);
       const auto in = hn::AndNot(hn::Gt(key, hi), hn::Gt(key, below));
-      hn::StoreU(hn::Compress(key, in), d, keys + kept);
-      kept += static_cast<std::int64_t>(hn::CountTrue(d, in));
+      const std::uint32_t in_bits = lane_bits(in);
+      hn::StoreU(compress(key, in, in_bits), d, keys + kept);
+      kept += std::popcount(in_bits);
     }
     for (; i < n; ++i) {
       const std::int32_t key = keys[i];
@@ -176,28 +234,48 @@ struct VectorPasses {
   }
 
   template <KeyForm form, class Bits>
+  static HWY_NOINLINE std::int64_t behind_equal(const Bits* bits, std::int64_t n, std::int32_t key,
+                                                std::int64_t count) {
+    const KeyTag d;
+    const KeyVector mask = hn::Set(d, std::int32_t{std::numeric_limits<Bits>::max()}), wanted = hn::Set(d, key);
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      const auto found = hn::CountTrue(d, hn::Eq(key_in_form<form>(load_bits(bits + i), mask), wanted));
+      if (static_cast<std::int64_t>(found) >= count) break;
+      count -= static_cast<std::int64_t>(found);
+    }
+    return i + PortablePasses::behind_equal<form>(bits + i, n - i, key, count);
+  }
+
+  template <KeyForm form, class Bits>
   static HWY_NOINLINE std::int64_t emit(const Bits* HWY_RESTRICT bits, std::int64_t n, std::int32_t bound, index_t base,
                                         index_t* HWY_RESTRICT out, std::int64_t room) {
+#if KVEVICT_EMIT_AVX512
+    return avx512::emit<form>(bits, n, bound, base, out, room);
+#else
     const KeyTag d;
     const KeyVector mask = hn::Set(d, std::int32_t{std::numeric_limits<Bits>::max()}), limit = hn::Set(d, bound);
     const KeyVector step = hn::Set(d, static_cast<std::int32_t>(lanes));
-    KeyVector index = hn::Iota(d, base);
+    KeyVector first = hn::Set(d, base), index = hn::Iota(d, base);
     std::int64_t taken = 0, i = 0;
-    for (; i + lanes <= n && taken + lanes <= room; i += lanes) {
+    for (; i + lanes <= n && taken < room; i += lanes) {
       const auto take = hn::Gt(key_in_form<form>(load_bits(bits + i), mask), limit);
-      hn::StoreU(hn::Compress(index, take), d, out + taken);
-      taken += static_cast<std::int64_t>(hn::CountTrue(d, take));
-      index = hn::Add(index, step);
-    }
-    for (; i + lanes <= n && taken < room; i += lanes) {  // a full vector no longer fits
-      const auto take = hn::Gt(key_in_form<form>(load_bits(bits + i), mask), limit);
-      const std::int64_t count = std::min(static_cast<std::int64_t>(hn::CountTrue(d, take)), room - taken);
-      hn::BlendedStore(hn::Compress(index, take), hn::FirstN(d, static_cast<std::size_t>(count)), d, out + taken);
+      const std::uint32_t take_bits = lane_bits(take);
+      const KeyVector front = compress_indices(index, first, take, take_bits);
+      std::int64_t count = std::popcount(take_bits);
+      if (taken + lanes <= room) {
+        hn::StoreU(front, d, out + taken);
+      } else {  // a full vector no longer fits
+        count = std::min(count, room - taken);
+        hn::BlendedStore(front, hn::FirstN(d, static_cast<std::size_t>(count)), d, out + taken);
+      }
       taken += count;
+      first = hn::Add(first, step);
       index = hn::Add(index, step);
     }
     return taken + PortablePasses::emit<form>(bits + i, n - i, bound, base + static_cast<index_t>(i), out + taken,
                                               room - taken);
+#endif
   }
 };
 
