@@ -284,7 +284,9 @@ class HostCta {
     }
   }
 
-  float exp2(float x) { return std::exp2(x); }
+  float exp2(float x) const { return std::exp2(x); }
+  float log2(float x) const { return std::log2(x); }
+  float sqrt(float x) const { return std::sqrt(x); }
 
  private:
   Block& block_;

@@ -68,6 +68,8 @@ struct DeviceCta {
   }
 
   __device__ __forceinline__ float exp2(float x) const { return exp2f(x); }
+  __device__ __forceinline__ float log2(float x) const { return log2f(x); }
+  __device__ __forceinline__ float sqrt(float x) const { return sqrtf(x); }
 };
 
 }  // namespace kvevict::cuda
