@@ -33,6 +33,7 @@ struct ModelConfig {
   RopeStyle rope_style = RopeStyle::half;
   std::vector<float> inv_freq;  // [head_dim / 2]
   double rope_theta = 10000;
+  bool rope_scaled = false;  // inv_freq is not what rope_theta alone gives
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   bool qk_norm = false;  // RMSNorm of each query and key head before RoPE
   bool tied = false;     // the output matrix is the embedding
@@ -204,6 +205,7 @@ class ConfigReader {
     if (!llama3) return;
     const double low = number("low_freq_factor"), high = number("high_freq_factor");
     if (high <= low) refuse(name, "high_freq_factor above low_freq_factor is required");
+    c.rope_scaled = true;
     scale_llama3(c.inv_freq, number("factor"), low, high, number("original_max_position_embeddings"));
   }
 
