@@ -287,6 +287,11 @@ class HostCta {
   float exp2(float x) const { return std::exp2(x); }
   float log2(float x) const { return std::log2(x); }
   float sqrt(float x) const { return std::sqrt(x); }
+  float exp(float x) const { return std::exp(x); }
+  float log1p(float x) const { return std::log1p(x); }
+  double log(double x) const { return std::log(x); }
+  double cosine(double x) const { return std::cos(x); }
+  double sine(double x) const { return std::sin(x); }
 
  private:
   Block& block_;

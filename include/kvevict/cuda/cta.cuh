@@ -70,6 +70,11 @@ struct DeviceCta {
   __device__ __forceinline__ float exp2(float x) const { return exp2f(x); }
   __device__ __forceinline__ float log2(float x) const { return log2f(x); }
   __device__ __forceinline__ float sqrt(float x) const { return sqrtf(x); }
+  __device__ __forceinline__ float exp(float x) const { return expf(x); }
+  __device__ __forceinline__ float log1p(float x) const { return log1pf(x); }
+  __device__ __forceinline__ double log(double x) const { return ::log(x); }
+  __device__ __forceinline__ double cosine(double x) const { return ::cos(x); }
+  __device__ __forceinline__ double sine(double x) const { return ::sin(x); }
 };
 
 }  // namespace kvevict::cuda
