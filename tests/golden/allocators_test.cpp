@@ -170,7 +170,9 @@ TEST_CASE("ada with variant=kvpress keeps what kvpress keeps, from stored scores
       scorer.order = PoolOrder::pool_then_group;
       scorer.protect = ProtectShare::score;
       const Ada<> ada{.floor = wanted->params["alpha"], .variant = AdaVariant::kvpress};
-      for (const auto& [tag, kept] : wanted->kept) {
+      for (const auto& entry : wanted->kept) {
+        const std::string& tag = entry.first;
+        const golden::Kept& kept = entry.second;
         CAPTURE(tag);
         Audit audit;
         const std::vector<index_t> tokens(static_cast<std::size_t>(set.shape.kv_heads), set.tokens);
@@ -211,7 +213,9 @@ TEST_CASE("ada with variant=reference gives the budgets of the published code, r
                       .concentration = wanted->params["normalize"].get<bool>()};
       const AdaLayer own(set, scorer, nullptr);
       CHECK(golden::score_mismatch(own.view.scores, wanted->score) == "");
-      for (const auto& [tag, kept] : wanted->kept) {
+      for (const auto& entry : wanted->kept) {
+        const std::string& tag = entry.first;
+        const golden::Kept& kept = entry.second;
         CAPTURE(tag);
         AdaLayer stored(set, scorer, &wanted->score);
         stored.run(ada, std::int64_t{set.shape.kv_heads} * rows_as_kvpress(set.tokens, retain_of(tag)));
