@@ -34,7 +34,7 @@ struct AttendedRows {
   std::span<const index_t> first;  // [queries], or empty: from row 0
 };
 
-namespace detail {
+namespace kernel {
 
 inline constexpr index_t key_tile = 128;  // keys a tile holds; a multiple of `panel` on every instruction set
 
@@ -150,7 +150,7 @@ void attend_part(AttentionBlock& block, const AttendedRows<T>& part, index_t hea
   }
 }
 
-}  // namespace detail
+}  // namespace kernel
 
 // out [n][q_heads * head_dim_v] = softmax(scale q K^T) V for queries [n][q_heads * head_dim_k], over all parts
 // together. Every query must see at least one row. lse, [q_heads][n] or null, receives the log-sum-exp of each row's
@@ -159,19 +159,19 @@ template <class... T>
 void attend(const host_exec& exec, const CacheShape& shape, float scale, Matrix<const float> queries, Matrix<float> out,
             float* lse, const AttendedRows<T>&... parts) {
   const index_t n = queries.rows, group = shape.group(), dk = shape.head_dim_k, dv = shape.head_dim_v;
-  const index_t width_v = detail::padded(dv, detail::panel);
+  const index_t width_v = kernel::padded(dv, kernel::panel);
   // About 96 rows share a packed key tile, and there are at least two blocks per thread where queries allow it.
   const index_t fair =
       std::max<index_t>(1, static_cast<index_t>(std::int64_t{n} * shape.kv_heads / (2 * exec.threads)));
   const index_t per_block = std::clamp<index_t>(std::min(96 / group, fair), 1, std::max<index_t>(n, 1));
   const index_t blocks = (n + per_block - 1) / per_block, most_rows = per_block * group;
-  const std::size_t scratch = detail::AttentionBlock::floats(most_rows, dk, width_v) * sizeof(float);
+  const std::size_t scratch = kernel::AttentionBlock::floats(most_rows, dk, width_v) * sizeof(float);
   parallel_for(exec, std::int64_t{blocks} * shape.kv_heads, scratch,
                [&](std::int64_t item, std::span<std::byte> memory) {
                  // Late queries see most rows: they go first, so that threads finish together.
                  const index_t query = (blocks - 1 - static_cast<index_t>(item / shape.kv_heads)) * per_block;
                  const auto head = static_cast<index_t>(item % shape.kv_heads);
-                 detail::AttentionBlock block(reinterpret_cast<float*>(memory.data()), most_rows, group, dk, width_v);
+                 kernel::AttentionBlock block(reinterpret_cast<float*>(memory.data()), most_rows, group, dk, width_v);
                  block.rows = std::min(per_block, n - query) * group;
                  for (index_t r = 0; r < block.rows; ++r) {
                    const float* q = queries.row(query + r / group) + (head * group + r % group) * dk;
@@ -180,7 +180,7 @@ void attend(const host_exec& exec, const CacheShape& shape, float scale, Matrix<
                    block.sum[r] = 0;
                  }
                  std::fill_n(block.out, std::int64_t{block.rows} * width_v, 0.f);
-                 (detail::attend_part(block, parts, head, query, n), ...);
+                 (kernel::attend_part(block, parts, head, query, n), ...);
                  for (index_t r = 0; r < block.rows; ++r) {
                    const index_t i = query + r / group, q_head = head * group + r % group;
                    const float inverse = 1 / block.sum[r];

@@ -52,6 +52,8 @@ class LayerCapture {
         on_layer_(std::move(on_layer)) {
     const CacheShape s = decoder.cache_shape();
     window_ = std::min(options.window, tokens);
+    // A prompt of nothing but sinks still has its last token to look at.
+    options_.statistics_first = std::min(options.statistics_first, std::max(tokens - 1, 0));
     window_queries_.resize(static_cast<std::size_t>(s.q_heads) * static_cast<std::size_t>(window_) *
                            static_cast<std::size_t>(s.head_dim_k));
     lse_.resize(static_cast<std::size_t>(s.q_heads) * static_cast<std::size_t>(window_));

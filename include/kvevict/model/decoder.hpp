@@ -44,7 +44,7 @@ struct ForwardState {
   Matrix<const float> rows() const noexcept { return {hidden.data(), tokens, width, width}; }
 
   FloatBuffer normed, qkv, attended, gate_up, activated, lse;  // one chunk of tokens
-  detail::RotaryTable rotary;
+  kernel::RotaryTable rotary;
   std::vector<index_t> positions;
 };
 
@@ -129,9 +129,9 @@ class Decoder {
     const auto all = state.rows();
     for (const index_t r : rows)
       if (r < 0 || r >= all.rows) fail_argument("Decoder: row ", r, " of the last feed; it had ", all.rows, " tokens");
-    detail::for_row_blocks(exec, out.rows, [&](index_t first, index_t last) {
+    kernel::for_row_blocks(exec, out.rows, [&](index_t first, index_t last) {
       for (index_t r = first; r < last; ++r)
-        detail::rms_norm_row(all.row(rows[static_cast<std::size_t>(r)]), weights_.norm, config_.norm_epsilon,
+        kernel::rms_norm_row(all.row(rows[static_cast<std::size_t>(r)]), weights_.norm, config_.norm_epsilon,
                              out.row(r));
     });
   }
@@ -212,18 +212,18 @@ inline void Decoder::check_branches(const Branches& branches) {
 
 // q/k norm of qwen3: each head's row on its own.
 inline void Decoder::normalise_heads(const host_exec& exec, const LayerWeights& w, Matrix<float> qkv) const {
-  detail::for_row_blocks(exec, qkv.rows, [&](index_t first, index_t last) {
+  kernel::for_row_blocks(exec, qkv.rows, [&](index_t first, index_t last) {
     for (index_t r = first; r < last; ++r)
       for (index_t h = 0; h < config_.q_heads + config_.kv_heads; ++h) {
         float* x = qkv.row(r) + h * config_.head_dim;
-        detail::rms_norm_row(x, h < config_.q_heads ? w.q_norm : w.k_norm, config_.norm_epsilon, x);
+        kernel::rms_norm_row(x, h < config_.q_heads ? w.q_norm : w.k_norm, config_.norm_epsilon, x);
       }
   });
 }
 
 inline void Decoder::rotate(const host_exec& exec, std::span<const index_t> positions, const ForwardState& state,
                             Matrix<float> qkv) const {
-  detail::for_row_blocks(exec, qkv.rows, [&](index_t first, index_t last) {
+  kernel::for_row_blocks(exec, qkv.rows, [&](index_t first, index_t last) {
     for (index_t r = first; r < last; ++r)
       for (index_t h = 0; h < config_.q_heads + config_.kv_heads; ++h)
         state.rotary.rotate(config_.rope_style, positions[static_cast<std::size_t>(r)],
@@ -254,7 +254,7 @@ void Decoder::forward(const host_exec& exec, std::span<const index_t> tokens, co
       const Matrix<float> x{stream.row(first), rows, hidden, hidden};
       const auto normed = sized(state.normed, rows, hidden), qkv = sized(state.qkv, rows, qkv_width),
                  attended = sized(state.attended, rows, q_width());
-      detail::rms_norm(exec, x, w.attention_norm, config_.norm_epsilon, normed);
+      kernel::rms_norm(exec, x, w.attention_norm, config_.norm_epsilon, normed);
       w.qkv.multiply(exec, normed, w.qkv_bias, qkv);
       if (config_.qk_norm) normalise_heads(exec, w, qkv);
       if constexpr (requires { sink.before_rope(layer, first, queries_of(qkv)); })
@@ -268,9 +268,9 @@ void Decoder::forward(const host_exec& exec, std::span<const index_t> tokens, co
       w.o.multiply(exec, attended, w.o_bias, x, true);
 
       const auto gate_up = sized(state.gate_up, rows, wide), activated = sized(state.activated, rows, wide / 2);
-      detail::rms_norm(exec, x, w.mlp_norm, config_.norm_epsilon, normed);
+      kernel::rms_norm(exec, x, w.mlp_norm, config_.norm_epsilon, normed);
       w.gate_up.multiply(exec, normed, w.gate_up_bias, gate_up);
-      detail::gated_silu(exec, gate_up, activated);
+      kernel::gated_silu(exec, gate_up, activated);
       w.down.multiply(exec, activated, w.down_bias, x, true);
       if constexpr (requires { sink.hidden(layer, first, Matrix<const float>(x)); }) sink.hidden(layer, first, x);
     }

@@ -15,7 +15,7 @@
 #include "kvevict/model/vector.hpp"
 #include "kvevict/rope/rope.hpp"
 
-namespace kvevict::detail {
+namespace kvevict::kernel {
 
 // body(first, last) over blocks of rows.
 template <class Body>
@@ -105,4 +105,4 @@ class RotaryTable {
   std::vector<float> table_;  // [position][cosines, sines][half]
 };
 
-}  // namespace kvevict::detail
+}  // namespace kvevict::kernel

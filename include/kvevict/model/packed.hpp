@@ -45,7 +45,7 @@ class FloatBuffer {
   std::size_t size_ = 0, capacity_ = 0;
 };
 
-namespace detail {
+namespace kernel {
 
 inline constexpr index_t panel = 2 * lanes;
 // Rows of one register tile: with two vectors of columns and the operands they fill the register file.
@@ -96,7 +96,7 @@ inline void multiply_panel(index_t rows, const float* a, std::int64_t lda, const
   }
 }
 
-}  // namespace detail
+}  // namespace kernel
 
 // W [outputs][inputs] in panels: element (o, i) lies at ((o / panel) * inputs + i) * panel + o % panel.
 class PackedMatrix {
@@ -113,12 +113,12 @@ class PackedMatrix {
   template <class Value>
   void set_row(index_t o, Value&& value) {
     float* p = data_.data() + offset(o);
-    for (index_t i = 0; i < inputs_; ++i) p[std::int64_t{i} * detail::panel] = value(i);
+    for (index_t i = 0; i < inputs_; ++i) p[std::int64_t{i} * kernel::panel] = value(i);
   }
   // Copies row o to out [inputs].
   void row(index_t o, float* out) const {
     const float* p = data_.data() + offset(o);
-    for (index_t i = 0; i < inputs_; ++i) out[i] = p[std::int64_t{i} * detail::panel];
+    for (index_t i = 0; i < inputs_; ++i) out[i] = p[std::int64_t{i} * kernel::panel];
   }
   // W^T, for products with W itself (gradients of inputs).
   PackedMatrix transposed() const {
@@ -126,7 +126,7 @@ class PackedMatrix {
     for (index_t o = 0; o < outputs_; ++o) {
       const float* p = data_.data() + offset(o);
       for (index_t i = 0; i < inputs_; ++i)
-        out.data_.data()[out.offset(i) + std::int64_t{o} * detail::panel] = p[std::int64_t{i} * detail::panel];
+        out.data_.data()[out.offset(i) + std::int64_t{o} * kernel::panel] = p[std::int64_t{i} * kernel::panel];
     }
     return out;
   }
@@ -140,10 +140,10 @@ class PackedMatrix {
   static constexpr index_t depth_block = 2048;
   static constexpr std::int64_t group_bytes = 256 * 1024;
 
-  index_t panels() const noexcept { return (outputs_ + detail::panel - 1) / detail::panel; }
-  std::size_t panel_size() const noexcept { return static_cast<std::size_t>(inputs_) * detail::panel; }
+  index_t panels() const noexcept { return (outputs_ + kernel::panel - 1) / kernel::panel; }
+  std::size_t panel_size() const noexcept { return static_cast<std::size_t>(inputs_) * kernel::panel; }
   std::int64_t offset(index_t o) const noexcept {
-    return std::int64_t{o / detail::panel} * inputs_ * detail::panel + o % detail::panel;
+    return std::int64_t{o / kernel::panel} * inputs_ * kernel::panel + o % kernel::panel;
   }
   void multiply_block(Matrix<const float> x, std::span<const float> bias, Matrix<float> y, bool accumulate,
                       index_t first_row, index_t rows, index_t p) const;
@@ -154,7 +154,7 @@ class PackedMatrix {
 
 inline void PackedMatrix::multiply_block(Matrix<const float> x, std::span<const float> bias, Matrix<float> y,
                                          bool accumulate, index_t first_row, index_t rows, index_t p) const {
-  using detail::panel;
+  using kernel::panel;
   const index_t column = p * panel, width = std::min(panel, outputs_ - column);
   const float* w = data_.data() + static_cast<std::size_t>(p) * panel_size();
   constexpr index_t tail_rows = 48;
@@ -170,7 +170,7 @@ inline void PackedMatrix::multiply_block(Matrix<const float> x, std::span<const 
     if (!whole && accumulate)
       for (index_t i = 0; i < count; ++i) std::copy_n(out + i * y.row_stride, width, tail + i * panel);
     for (index_t k = 0; k < inputs_; k += depth_block)
-      detail::multiply_panel(count, x.row(first_row + r) + k, x.row_stride, w + std::int64_t{k} * panel, panel,
+      kernel::multiply_panel(count, x.row(first_row + r) + k, x.row_stride, w + std::int64_t{k} * panel, panel,
                              std::min(depth_block, inputs_ - k), c, stride, accumulate || k > 0);
     if (!bias.empty())
       for (index_t i = 0; i < count; ++i)
@@ -190,9 +190,9 @@ inline void PackedMatrix::multiply(const host_exec& exec, Matrix<const float> x,
   const index_t groups = (panels() + group - 1) / group;
   // Rows are cut only where there are too few panel groups to share.
   const index_t wanted = groups >= 3 * exec.threads ? 1 : (3 * exec.threads + groups - 1) / groups;
-  const index_t row_blocks = std::clamp<index_t>(x.rows / (4 * detail::tile_rows), 1, wanted);
+  const index_t row_blocks = std::clamp<index_t>(x.rows / (4 * kernel::tile_rows), 1, wanted);
   const index_t block = (x.rows + row_blocks - 1) / std::max(row_blocks, 1);
-  constexpr index_t slice = 8 * detail::tile_rows;  // rows that stay in cache while the panels of a group pass by
+  constexpr index_t slice = 8 * kernel::tile_rows;  // rows that stay in cache while the panels of a group pass by
   parallel_for(exec, std::int64_t{groups} * row_blocks, [&](std::int64_t item) {
     const auto g = static_cast<index_t>(item / row_blocks), b = static_cast<index_t>(item % row_blocks);
     const index_t end = std::min(x.rows, (b + 1) * block), last = std::min(panels(), (g + 1) * group);

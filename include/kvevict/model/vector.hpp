@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-namespace kvevict::detail {
+namespace kvevict::kernel {
 
 #if defined(__AVX512F__)
 inline constexpr int lanes = 16;
@@ -65,4 +65,4 @@ inline Vec exp(Vec x) noexcept {
   return std::bit_cast<Vec>(std::bit_cast<IntVec>(p * std::bit_cast<Vec>(exponent)) & normal);
 }
 
-}  // namespace kvevict::detail
+}  // namespace kvevict::kernel
