@@ -78,33 +78,32 @@ inline void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes
   if (bytes != 0) std::memmove(to, from, bytes);
 }
 
-// Rows that are asked for ahead of being copied: random kept rows defeat the prefetcher of the processor.
-inline constexpr std::size_t rows_ahead = 16, prefetched_bytes = 1024;
+// Kept rows lie at random as far as the processor can tell, so they are asked for well ahead of being copied: rows up
+// to this size (longer ones stream by themselves), so many rows ahead.
+inline constexpr std::size_t prefetch_below_bytes = 2048, prefetch_rows = 32;
 
+// Into the second level: the first one has too few outstanding misses to keep memory busy.
 inline void prefetch_row(const std::byte* row, std::size_t row_bytes) {
-#if defined(__GNUC__)
-  for (std::size_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(row + b);
-#else
-  (void)row;
-  (void)row_bytes;
-#endif
+  for (std::size_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
 }
 
+// copy(to, from, bytes) for each run of consecutive kept rows.
 template <class Copy>
 void move_rows(std::byte* to, const std::byte* from, std::size_t row_bytes, std::span<const index_t> keep,
                Copy&& copy) {
-  std::size_t asked = 0;
-  const std::size_t ahead = row_bytes <= prefetched_bytes ? rows_ahead : 0;
-  std::size_t done = 0;
-  for_each_run(keep, [&](index_t first, index_t count) {
-    const std::byte* source = from + static_cast<std::size_t>(first) * row_bytes;
-    const std::size_t bytes = static_cast<std::size_t>(count) * row_bytes;
-    done += static_cast<std::size_t>(count);
-    for (asked = std::max(asked, done); ahead != 0 && asked < std::min(done + ahead, keep.size()); ++asked)
-      prefetch_row(from + static_cast<std::size_t>(keep[asked]) * row_bytes, row_bytes);
-    if (source != to) copy(to, source, bytes);
+  const auto row = [&](std::size_t i) { return from + static_cast<std::size_t>(keep[i]) * row_bytes; };
+  const std::size_t asked = row_bytes < prefetch_below_bytes ? keep.size() : 0;
+  for (std::size_t i = 0; i < std::min(asked, prefetch_rows); ++i) prefetch_row(row(i), row_bytes);
+  for (std::size_t i = 0; i < keep.size();) {
+    const std::size_t first = i;
+    do {
+      if (i + prefetch_rows < asked) prefetch_row(row(i + prefetch_rows), row_bytes);
+      ++i;
+    } while (i < keep.size() && keep[i] == keep[i - 1] + 1);
+    const std::size_t bytes = (i - first) * row_bytes;
+    if (row(first) != to) copy(to, row(first), bytes);
     to += bytes;
-  });
+  }
 }
 
 }  // namespace detail
