@@ -57,11 +57,15 @@ float sum_of_everything(const std::filesystem::path& path) {
 
 // A valid dump that a test breaks in one place.
 struct Broken : RawSafetensors {
-  static std::filesystem::path written(const TempDir& dir) {
-    SyntheticDump().write<float>(dir / "dump");
-    return dir / "dump";
+  explicit Broken(const TempDir& folder) : RawSafetensors(valid()), dir(folder) {}
+  static const RawSafetensors& valid() {
+    static const RawSafetensors made = [] {  // once: a written file waits for the disk
+      TempDir folder;
+      SyntheticDump().write<float>(folder / "dump");
+      return RawSafetensors(folder / "dump");
+    }();
+    return made;
   }
-  explicit Broken(const TempDir& folder) : RawSafetensors(written(folder)), dir(folder) {}
   std::string refusal() const {
     save(dir / "broken");
     const auto message = message_of<format_error>([&] { sum_of_everything(dir / "broken"); });

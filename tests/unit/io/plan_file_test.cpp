@@ -36,9 +36,13 @@ EvictionPlan example() {
 
 template <class F>
 std::string refusal(F&& damage) {
+  static const RawSafetensors valid = [] {  // once: a written file waits for the disk
+    TempDir folder;
+    write_plan(folder / "plan", example());
+    return RawSafetensors(folder / "plan");
+  }();
   TempDir dir;
-  write_plan(dir / "plan", example());
-  RawSafetensors raw(dir / "plan");
+  RawSafetensors raw = valid;
   damage(raw);
   raw.save(dir / "broken");
   const auto message = message_of<format_error>([&] { read_plan(dir / "broken"); });
