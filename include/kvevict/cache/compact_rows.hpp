@@ -1,7 +1,8 @@
 // Keeping some rows of a buffer, in ascending order: in place, or gathered into memory of the caller.
 // In place needs no memory: as the kept indices ascend, no row ever overtakes its source. Out of place pays only into
 // memory that was touched before (a fresh allocation costs four to five times as much in page faults), so the
-// destination is always the caller's; streaming stores spare reading lines that are about to be overwritten.
+// destination is always the caller's. Random rows arrive at a fraction of the speed of memory unless they are
+// prefetched.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -116,8 +117,8 @@ inline void compact_rows(std::byte* to, const std::byte* from, std::size_t row_b
                     [](std::byte* t, const std::byte* f, std::size_t bytes) { std::memmove(t, f, bytes); });
 }
 
-// The same by stores that bypass the cache: faster where more is moved than the caches hold and nobody reads it at
-// once. The rows are visible to other threads as soon as the call returns.
+// The same by stores that bypass the cache, for a destination that nobody reads soon: what is in the caches stays
+// there. The rows are visible to other threads as soon as the call returns.
 inline void stream_rows(std::byte* to, const std::byte* from, std::size_t row_bytes, std::span<const index_t> keep) {
   detail::move_rows(to, from, row_bytes, keep, detail::stream_bytes);
   detail::StreamStore::fence();
