@@ -120,18 +120,26 @@ struct Ada {
       fail_argument("ada: concentration=true belongs to variant=reference");
   }
 
+  // Rows that a layer has, and that it must keep: one per head that holds any.
+  struct LayerBounds {
+    std::vector<std::int64_t> held, minimum;  // [layers]
+    LayerBounds(const CacheShape& shape, std::span<const index_t> tokens)
+        : held(static_cast<std::size_t>(shape.layers), 0), minimum(held) {
+      for (index_t l = 0; l < shape.layers; ++l)
+        for (index_t h = 0; h < shape.kv_heads; ++h) {
+          const index_t t = tokens[static_cast<std::size_t>(shape.at(l, h))];
+          held[static_cast<std::size_t>(l)] += t;
+          minimum[static_cast<std::size_t>(l)] += std::min(t, minimum_rows);
+        }
+    }
+  };
+
   static void split_evenly(const CacheShape& shape, std::span<const index_t> tokens, const GrantedBudget& budget,
                            std::span<std::int64_t> totals) {
-    std::vector<std::int64_t> held(totals.size(), 0), minimum(totals.size(), 0);
-    for (index_t l = 0; l < shape.layers; ++l)
-      for (index_t h = 0; h < shape.kv_heads; ++h) {
-        const index_t t = tokens[static_cast<std::size_t>(shape.at(l, h))];
-        held[static_cast<std::size_t>(l)] += t;
-        minimum[static_cast<std::size_t>(l)] += std::min(t, minimum_rows);
-      }
-    const auto rows = largest_remainder(held, budget.rows);
+    const LayerBounds bounds(shape, tokens);
+    const auto rows = largest_remainder(bounds.held, budget.rows);
     std::copy(rows.begin(), rows.end(), totals.begin());
-    raise_to_minimum(totals, minimum, budget.rows);
+    raise_to_minimum(totals, bounds.minimum, budget.rows);
   }
 
   template <class Rule>
@@ -143,6 +151,14 @@ struct Ada {
       const auto first = rows.begin() + shape.at(l, 0);
       totals[static_cast<std::size_t>(l)] = std::accumulate(first, first + shape.kv_heads, std::int64_t{0});
     }
+    // A base that leaves heads empty may give a layer less than one row per head.
+    const LayerBounds bounds(shape, tokens);
+    bool raised = false;
+    for (std::size_t l = 0; l < totals.size(); ++l) raised |= totals[l] < bounds.minimum[l];
+    if (!raised) return;
+    const std::int64_t sum = std::accumulate(totals.begin(), totals.end(), std::int64_t{0});
+    raise_to_minimum(totals, bounds.minimum, std::max(sum, budget.rows));
+    audit.add("ada: layers below one row per head were raised to it");
   }
 
   void exact_split(const host_exec& exec, Matrix<const float> scores, const LayerScores& layer, std::int64_t total,

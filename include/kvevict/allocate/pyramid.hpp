@@ -3,11 +3,9 @@
 // hi = 2m - lo, those between lie on a line; hi is clipped at the t rows that there are, lo is then 2m - hi.
 #pragma once
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <span>
 #include <string_view>
 #include <vector>

@@ -3,7 +3,9 @@
 // 2406.11430); its code and kvpress agree.
 #pragma once
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "kvevict/core/parallel.hpp"

@@ -1,6 +1,7 @@
 // Random scores: what any policy has to beat. They follow from seed, layer, head and position alone, so they are the
 // same on every platform and do not change when rows before were evicted.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 

@@ -210,6 +210,31 @@ TEST_CASE("ada: layer totals sum to the grant, also where a layer is nearly empt
   CHECK(run(Ada<Pyramid>{}, V(6, 100), Budget::rows(10)) == T{38, 20, 2});  // 19.5 10 0.5 -> 20 10 0 -> 19 10 1
 }
 
+namespace {
+// A base that gives everything to the last layer.
+struct LastLayer {
+  static constexpr std::string_view name = "last-layer";
+  index_t minimum_rows = 0;
+  template <class Self, class Visit>
+  static void parameters(Self&, Visit&&) {}
+  void allocate(const CacheShape& shape, std::span<const index_t>, const GrantedBudget& budget, Matrix<index_t> out,
+                Audit&) const {
+    for (index_t l = 0; l < shape.layers; ++l)
+      for (index_t h = 0; h < shape.kv_heads; ++h)
+        out.at(l, h) = l + 1 == shape.layers ? static_cast<index_t>(budget.rows) / shape.kv_heads : 0;
+  }
+};
+}  // namespace
+
+TEST_CASE("ada over a base with empty layers raises them to one row per head, and says so") {
+  const V tokens(6, 100);
+  Audit audit;
+  std::vector<std::int64_t> totals(3);
+  Ada<LastLayer>{}.layer_totals({3, 2, 2, 4, 4}, tokens, Budget::rows(10).resolve(tokens, 1, 1, audit), totals, audit);
+  CHECK(totals == std::vector<std::int64_t>{2, 2, 56});
+  CHECK(audit.entries().size() == 1);
+}
+
 TEST_CASE("ada equals its definition row by row, for any protection, ties and lengths") {
   std::mt19937 random(5);
   for (int round = 0; round < 300; ++round) {
