@@ -36,6 +36,7 @@
 
 namespace kvevict::emulation {
 
+// forward: warps take turns; backward: a warp runs as far as it can before the next; shuffled: both, at random.
 enum class Order { forward, backward, shuffled };
 
 // One block in flight: its fibres and their barriers.
@@ -59,19 +60,35 @@ class Block {
   void run(const std::function<void(int)>& body) {
     body_ = &body;
     for (int t = 0; t < threads_; ++t) start(t);
-    std::vector<int> order(static_cast<std::size_t>(threads_));
-    std::iota(order.begin(), order.end(), 0);
-    if (order_ == Order::backward) std::reverse(order.begin(), order.end());
+    std::vector<int> warps(barriers_.size()), lanes(cuda::warp_size);
+    std::iota(warps.begin(), warps.end(), 0);
+    std::iota(lanes.begin(), lanes.end(), 0);
+    if (order_ == Order::backward) {
+      std::reverse(warps.begin(), warps.end());
+      std::reverse(lanes.begin(), lanes.end());
+    }
     std::mt19937 random(1);
     for (int done = 0; done < threads_;) {
-      if (order_ == Order::shuffled) std::shuffle(order.begin(), order.end(), random);
+      if (order_ == Order::shuffled) {
+        std::shuffle(warps.begin(), warps.end(), random);
+        std::shuffle(lanes.begin(), lanes.end(), random);
+      }
       bool moved = false;
-      for (const int t : order) {
-        Fibre& f = fibres_[static_cast<std::size_t>(t)];
-        if (f.ended || (f.waits && f.waits->round == f.round)) continue;
-        moved = true;
-        resume(t);
-        done += f.ended;
+      for (const int w : warps) {
+        // A warp runs alone until it waits for the others, or takes turns with them.
+        const bool alone = order_ != Order::forward && (order_ == Order::backward || random() % 2 == 0);
+        bool again = true;
+        while (again) {
+          again = false;
+          for (const int l : lanes) {
+            Fibre& f = fibres_[static_cast<std::size_t>(w * cuda::warp_size + l)];
+            if (f.ended || (f.waits && f.waits->round == f.round)) continue;
+            moved = again = true;
+            resume(w * cuda::warp_size + l);
+            done += f.ended;
+          }
+          again = again && alone;
+        }
       }
       if (!moved) throw std::logic_error("threads of a block wait at a barrier that others never reach");
     }

@@ -86,6 +86,10 @@ Selected on_blocks(const std::vector<float>& row, index_t budget, Protect protec
   return out;
 }
 
+Order order_of(unsigned run) {
+  return run % 3 == 0 ? Order::forward : run % 3 == 1 ? Order::backward : Order::shuffled;
+}
+
 }  // namespace
 
 TEST_CASE("CUDA keys order scores as the CPU's keys do") {
@@ -138,13 +142,13 @@ TEST_CASE("error words keep the first fault whatever comes second") {
 }
 
 TEST_CASE("one block selects what the CPU selects, on every adversarial row and in every thread order") {
-  unsigned seed = 0;
+  unsigned seed = 0, run = 0;
   for (int kind = 0; kind < emulation::adversarial_count; ++kind)
     for (const int n : {1, 31, 33, 700}) {
       const auto row = emulation::adversarial(kind, n, ++seed);
       for (const index_t budget : {index_t{0}, index_t{1}, index_t{n / 7}, index_t{n / 2}, index_t{n - 1}, index_t{n}})
         for (const index_t staged : {0, 300, 800}) {
-          const Order order = seed % 3 == 0 ? Order::forward : seed % 3 == 1 ? Order::backward : Order::shuffled;
+          const Order order = order_of(run++);
           INFO(emulation::adversarial_names[kind], ", ", n, " rows, budget ", budget, ", staged ", staged);
           const Selected got = on_device(row, budget, {}, staged, 96, order);
           CHECK(got.rows == on_host(row, budget, {}));
@@ -166,12 +170,12 @@ TEST_CASE("protected rows are kept by one block as the CPU keeps them") {
 }
 
 TEST_CASE("blocks that share a row select what the CPU selects") {
-  unsigned seed = 0;
+  unsigned seed = 0, run = 0;
   for (int kind = 0; kind < emulation::adversarial_count; ++kind)
     for (const int n : {1, 64, 500}) {
       const auto row = emulation::adversarial(kind, n, ++seed);
       for (const index_t budget : {index_t{0}, index_t{1}, index_t{n / 3}, index_t{n - 1}, index_t{n}}) {
-        const Order order = seed % 3 == 0 ? Order::forward : seed % 3 == 1 ? Order::backward : Order::shuffled;
+        const Order order = order_of(run++);
         INFO(emulation::adversarial_names[kind], ", ", n, " rows, budget ", budget);
         const Selected got = on_blocks(row, budget, {}, 128, 64, order);
         CHECK(got.rows == on_host(row, budget, {}));

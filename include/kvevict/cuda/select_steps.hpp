@@ -226,7 +226,6 @@ KVEVICT_DEVICE KeyRange read_row(Cta& cta, const SelectArgs<T>& args, std::int64
   cta.sync();
   lo = warp_min(cta, cta.lane() < cta.warps() ? shared.lo[cta.lane()] : largest_key);
   hi = warp_max(cta, cta.lane() < cta.warps() ? shared.hi[cta.lane()] : -largest_key);
-  cta.sync();
   return {lo, hi};
 }
 
