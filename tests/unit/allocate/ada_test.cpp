@@ -213,10 +213,7 @@ TEST_CASE("ada: layer totals sum to the grant, also where a layer is nearly empt
 namespace {
 // A base that gives everything to the last layer.
 struct LastLayer {
-  static constexpr std::string_view name = "last-layer";
   index_t minimum_rows = 0;
-  template <class Self, class Visit>
-  static void parameters(Self&, Visit&&) {}
   void allocate(const CacheShape& shape, std::span<const index_t>, const GrantedBudget& budget, Matrix<index_t> out,
                 Audit&) const {
     for (index_t l = 0; l < shape.layers; ++l)
