@@ -58,6 +58,15 @@ concept GlobalAllocator = AnyKindOfAllocator<A> &&
   { a.allocate_all(exec, layers, budget, out, audit) } -> std::same_as<void>;
 };
 
+// What the selector has to protect in a head: what the scorer asks for, unless the layer allocator says less in an
+// optional member head_protection(scores, total, head). Only tokens, protect and layer of `scores` are read.
+template <class A>
+Protect protection_in_head(const A& allocator, const LayerScores& scores, std::int64_t total, index_t head) {
+  if constexpr (requires { allocator.head_protection(scores, total, head); })
+    return allocator.head_protection(scores, total, head);
+  else return scores.protect;
+}
+
 template <class A>
 concept Allocator = StaticAllocator<A> || LayerAllocator<A> || GlobalAllocator<A>;
 

@@ -92,6 +92,9 @@ class AnyAllocator {
                       Audit& audit) const {
     self_->allocate_layer(exec, scores, total, out, audit);
   }
+  Protect head_protection(const LayerScores& scores, std::int64_t total, index_t head) const {
+    return self_->head_protection(scores, total, head);
+  }
   void allocate_all(const host_exec& exec, std::span<const LayerScores> layers, const GrantedBudget& budget,
                     Matrix<index_t> out, Audit& audit) const {
     self_->allocate_all(exec, layers, budget, out, audit);
@@ -108,6 +111,7 @@ class AnyAllocator {
                               std::span<std::int64_t>, Audit&) const = 0;
     virtual void allocate_layer(const host_exec&, const LayerScores&, std::int64_t, std::span<index_t>,
                                 Audit&) const = 0;
+    virtual Protect head_protection(const LayerScores&, std::int64_t, index_t) const = 0;
     virtual void allocate_all(const host_exec&, std::span<const LayerScores>, const GrantedBudget&, Matrix<index_t>,
                               Audit&) const = 0;
   };
@@ -130,6 +134,9 @@ class AnyAllocator {
                         Audit& audit) const override {
       if constexpr (LayerAllocator<A>) allocator.allocate_layer(exec, scores, total, out, audit);
       else not_of_this_kind();
+    }
+    Protect head_protection(const LayerScores& scores, std::int64_t total, index_t head) const override {
+      return protection_in_head(allocator, scores, total, head);
     }
     void allocate_all(const host_exec& exec, std::span<const LayerScores> layers, const GrantedBudget& budget,
                       Matrix<index_t> out, Audit& audit) const override {

@@ -1,5 +1,4 @@
 // Expected Attention (arXiv 2510.00636): rows that future queries are expected to look at. docs/policies/expected.md.
-// Needs Eigen.
 #pragma once
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/policy/policy.hpp"

@@ -203,7 +203,6 @@ class LayerPlanner {
   void select(const host_exec& exec, index_t l, Matrix<const float> scores) {
     const auto tokens = layer_tokens(l);
     const auto rows = layer_rows(l);
-    const Protect protect = scorer_.protection();
     const std::int64_t first = plan_.offsets.back();
     std::int64_t end = first;
     index_t most = 0;
@@ -213,7 +212,7 @@ class LayerPlanner {
                       " rows");
       plan_.offsets.push_back(end += rows[h]);
       most = std::max(most, tokens[h]);
-      note_protection(protect, tokens[h], rows[h]);
+      note_protection(l, static_cast<index_t>(h), tokens[h], rows[h]);
     }
     plan_.indices.resize(static_cast<std::size_t>(end));
     parallel_for(
@@ -228,7 +227,7 @@ class LayerPlanner {
           }
           try {
             selector_.select({scores.row(static_cast<index_t>(h)), static_cast<std::size_t>(tokens[i])}, rows[i],
-                             protect, out, scratch);
+                             head_protection(l, static_cast<index_t>(h)), out, scratch);
           } catch (const NanScore& nan) {
             fail_domain(plan_.specification, ": the score of layer ", l, ", head ", h, ", token ", nan.token,
                         " is NaN");
@@ -236,10 +235,18 @@ class LayerPlanner {
         });
   }
 
-  void note_protection(Protect protect, index_t tokens, index_t rows) {
+  // What the scorer asks for, or less where the allocator set less aside before it compared scores.
+  Protect head_protection(index_t l, index_t head) const {
+    if constexpr (LayerAllocator<A>)
+      if (kind_ == AllocatorKind::layer)
+        return protection_in_head(allocator_, layer_scores(l, {}), layer_totals_[static_cast<std::size_t>(l)], head);
+    return scorer_.protection();
+  }
+
+  void note_protection(index_t l, index_t head, index_t tokens, index_t rows) {
     if (rows >= tokens) return;
-    const index_t asked = protect_asked(protect, tokens).count();
-    const index_t kept = protect_within(protect, tokens, rows).count();
+    const index_t asked = protect_asked(scorer_.protection(), tokens).count();
+    const index_t kept = protect_within(head_protection(l, head), tokens, rows).count();
     if (kept == asked) return;
     if (cut_heads_++ == 0 || kept < least_kept_) {
       least_kept_ = kept;

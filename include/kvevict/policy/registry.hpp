@@ -51,6 +51,12 @@ class Registry {
         std::string(Alone::name),
         Entry<AnyAllocator>{keys_of(Alone{}), [](const Registry& registry, const PartText& t) {
                               if (!t.base) return AnyAllocator(with_arguments(Alone{}, t));
+                              using Base = decltype(Alone::base);
+                              if (t.base->name == Base::name && !t.base->base) {
+                                Alone alone;  // typed, as in the bare name: Nested<> may know its own base
+                                alone.base = with_arguments(Base{}, *t.base);
+                                return AnyAllocator(with_arguments(alone, t));
+                              }
                               AnyAllocator base = registry.allocator(*t.base);
                               if (base.kind() != AllocatorKind::fixed)
                                 fail_argument("allocator ", t.name, '<', t.base->name, ">: '", t.base->name,

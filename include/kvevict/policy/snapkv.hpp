@@ -14,9 +14,9 @@ using SnapKV = Policy<Uniform, WindowAttention>;
 // The arithmetic of NVIDIA kvpress 0.5.5 (SnapKVPress), rounding and window inflation included.
 inline SnapKV snapkv_kvpress() {
   SnapKV out;
-  out.allocator.rounding = Uniform::Rounding::kvpress;
+  out.allocator.rounding = UniformRounding::kvpress;
   out.scorer.window = 64;
-  out.scorer.pool = {PoolKind::avg, 5};
+  out.scorer.pool = {Pooling::Kind::avg, 5};
   out.scorer.order = PoolOrder::pool_then_group;
   out.scorer.protect = ProtectShare::score;
   return out;
