@@ -113,7 +113,7 @@ def over_part(by_size, part):
 
 
 def machine_line(context):
-    keys = ("cpu", "kvevict_simd", "eigen_simd", "compiler", "flags", "torch", "threads", "processors")
+    keys = ("cpu", "kvevict_simd", "eigen_simd", "compiler", "flags", "torch", "torch_matmul_gflops", "threads", "processors")
     return "; ".join(f"{k}: {context[k]}" for k in keys if context.get(k))
 
 

@@ -9,17 +9,13 @@ computation first (it always runs) and stops there.
 """
 import argparse
 import json
+import os
 import platform
 import re
 import sys
 import time
 
-try:
-    import torch
-    import torch.nn.functional as F
-except ImportError:
-    torch = None
-
+torch = F = None  # imported by main(), once the number of threads is known
 WINDOW, GROUP, HEAD_DIM, POOL = 32, 4, 128, 5
 
 
@@ -70,7 +66,7 @@ def cases():
 
         def select(arrays=arrays, state=state, k=n * 15 // 100):
             state["next"] = (state["next"] + 1) % len(arrays)
-            return torch.topk(arrays[state["next"]], k, sorted=False).indices.sort().values
+            return arrays[state["next"]].topk(k, dim=-1).indices
 
         yield f"topk/torch/{n}", select
 
@@ -90,6 +86,12 @@ def measure(function, seconds=0.2):
         calls = max(calls + 1, min(calls * 10, int(calls * seconds * 1.2 / elapsed)))
 
 
+def matmul_gflops():
+    """The speed of torch's matrix product at the shape of the scores: what its BLAS makes of this machine."""
+    a, b = torch.randn(GROUP * WINDOW, HEAD_DIM), torch.randn(HEAD_DIM, 8192)
+    return 2 * a.shape[0] * a.shape[1] * b.shape[1] / measure(lambda: torch.matmul(a, b))[2]
+
+
 def cpu_model():
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as info:
@@ -105,6 +107,14 @@ def main():
     parser.add_argument("--filter", default=".", help="regular expression on the names")
     parser.add_argument("--check", action="store_true", help="stop after the check")
     arguments = parser.parse_args()
+    for library in ("OMP", "OPENBLAS", "MKL"):  # torch.set_num_threads does not reach every BLAS
+        os.environ[f"{library}_NUM_THREADS"] = str(arguments.threads)
+    global torch, F
+    try:
+        import torch
+        import torch.nn.functional as F
+    except ImportError:
+        torch = None
     report = {"context": {"cpu": cpu_model(), "threads": str(arguments.threads)}, "benchmarks": []}
     if torch is None:
         print("torch_peer.py: torch is not installed; no rows", file=sys.stderr)
@@ -115,6 +125,7 @@ def main():
         if arguments.check:
             return
         with torch.inference_mode():
+            report["context"]["torch_matmul_gflops"] = f"{matmul_gflops():.0f}"
             chosen = [c for c in cases() if re.search(arguments.filter, c[0])]
             for repetition in range(arguments.repetitions):  # interleaved, so that drift meets all cases alike
                 for name, function in chosen:
