@@ -82,14 +82,17 @@ class WindowHead {
       }
     }
     const std::size_t unit = s_.unit();
-    for (std::size_t u = 0; u < s_.units() && s_.store; ++u)
-      weighted_sums(p_.kept + u * unit, slots_, past_, unit / lanes::width, p_.weight + u * unit,
-                    sums.row(static_cast<index_t>(u)));
-    if (s_.store) return;
+    if (s_.store) {
+      for (std::size_t first = 0; first < past_; first += tile_keys)  // all units while a tile's rows are in the cache
+        for (std::size_t u = 0; u < s_.units(); ++u)
+          weighted_sums(p_.kept + first * slots_ + u * unit, slots_, std::min(tile_keys, past_ - first),
+                        unit / lanes::width, p_.weight + u * unit, sums.row(static_cast<index_t>(u)) + first);
+      return;
+    }
     for_tiles(0, past_, [&](std::size_t first, std::size_t keys) {
       for (std::size_t u = 0; u < s_.units(); ++u) {
         std::fill_n(p_.sums, keys * lanes::width, 0.f);
-        for_blocks(u * unit, (u + 1) * unit, keys, nullptr, [&](const Block& b) {
+        for_blocks(u * unit, (u + 1) * unit, keys, [&](const Block& b) {
           add_weighted(b.x, b.stride, b.keys, b.vectors, p_.reference + b.slot, p_.weight + b.slot,
                        p_.sums + b.first * lanes::width);
         });
@@ -115,7 +118,7 @@ class WindowHead {
       limit = take<float>(slots);
       mass = take<float>(slots);
       total = take<double>(slots);
-      tile = take<float>(stage_floats(s.dim));
+      tile = take<float>(tile_keys * stage_stride(s.dim));
       products = take<float>(block_keys * panel_vectors * lanes::width);
       sums = take<float>(tile_keys * lanes::width);
       kept = take<float>(s.store ? static_cast<std::size_t>(s.past) * slots : 0);
@@ -130,7 +133,7 @@ class WindowHead {
 
   // Products of `keys` keys of a tile, from the tile's `first` on, with `vectors` vectors of slots from `slot` on.
   struct Block {
-    float* x;  // [keys][stride]
+    float* x;  // [block_keys][stride]
     std::size_t stride, first, keys, slot, vectors;
   };
 
@@ -207,22 +210,16 @@ class WindowHead {
       body(first, keys);
     }
   }
-  // body(block) for the blocks of the staged tile and the panels of slots [begin, end). Products go to `kept`
-  // [keys][slots] where it is given, and stay there as the body leaves them.
+  // body(block) for the blocks of the staged tile and the panels of slots [begin, end).
   template <class Body>
-  void for_blocks(std::size_t begin, std::size_t end, std::size_t keys, float* kept, Body body) {
+  void for_blocks(std::size_t begin, std::size_t end, std::size_t keys, Body body) {
+    const std::size_t stride = stage_stride(s_.dim);
     for_panels(begin, end, [&](std::size_t slot, std::size_t vectors) {
-      const std::size_t width = vectors * lanes::width;
       for (std::size_t j = 0; j < keys; j += block_keys) {
-        const std::size_t n = std::min(block_keys, keys - j);
-        const bool in_place = kept != nullptr && n == block_keys;
-        Block b{p_.products, width, j, n, slot, vectors};
-        if (in_place) b.x = kept + j * slots_ + slot, b.stride = slots_;
-        block_products(vectors, p_.tile + j * stage_stride, p_.queries + slot * dim_, dim_, b.x, b.stride);
-        if (masked_) hide(b.x, b.stride, n, vectors, p_.limit + slot, j);
+        const Block b{p_.products, vectors * lanes::width, j, std::min(block_keys, keys - j), slot, vectors};
+        block_products(vectors, p_.tile + j * stride, stride, p_.queries + slot * dim_, dim_, b.x);
+        if (masked_) hide(b.x, b.stride, b.keys, vectors, p_.limit + slot, j);
         body(b);
-        for (std::size_t i = 0; i < n && kept != nullptr && !in_place; ++i)
-          std::copy_n(b.x + i * width, width, kept + (j + i) * slots_ + slot);
       }
     });
   }
@@ -231,7 +228,7 @@ class WindowHead {
   void find_references(std::size_t keys) {
     std::fill_n(p_.reference, slots_, std::numeric_limits<float>::lowest());
     for_tiles(0, keys, [&](std::size_t, std::size_t n) {
-      for_blocks(0, slots_, n, nullptr,
+      for_blocks(0, slots_, n,
                  [&](const Block& b) { take_largest(b.x, b.stride, b.keys, b.vectors, p_.reference + b.slot); });
     });
     for (std::size_t slot = 0; slot < slots_; ++slot)
@@ -244,19 +241,23 @@ class WindowHead {
     const auto measure = [&](std::size_t begin, std::size_t end, bool keep) {
       for_tiles(begin, end, [&](std::size_t first, std::size_t keys) {
         std::fill_n(p_.mass, slots_, 0.f);  // of this tile: float32 would lose what a long prompt adds up
-        for_blocks(0, slots_, keys, keep ? p_.kept + first * slots_ : nullptr, [&](const Block& b) {
-          exponentiate(b.x, b.stride, b.keys, b.vectors, p_.reference + b.slot, p_.mass + b.slot);
+        for_blocks(0, slots_, keys, [&](const Block& b) {
+          float* const kept = keep ? p_.kept + (first + b.first) * slots_ + b.slot : nullptr;
+          (keep ? add_mass<true> : add_mass<false>)(b.x, b.stride, b.keys, b.vectors, p_.reference + b.slot,
+                                                    p_.mass + b.slot, kept, slots_);
         });
         for (std::size_t slot = 0; slot < slots_; ++slot) p_.total[slot] += static_cast<double>(p_.mass[slot]);
       });
     };
     measure(0, past_, s_.store);
     measure(past_, tokens_, false);
+    lanes::end_stream();
     for (std::size_t slot = 0; slot < slots_; ++slot)
       if (p_.weight[slot] != 0.f && p_.total[slot] >= 0x1p100) return false;
     for (std::size_t slot = 0; slot < slots_; ++slot)
       if (p_.weight[slot] != 0.f)
-        p_.weight[slot] = static_cast<float>(static_cast<double>(in_.weight) / p_.total[slot]);
+        p_.weight[slot] =
+            p_.total[slot] == 0. ? 0.f : static_cast<float>(static_cast<double>(in_.weight) / p_.total[slot]);
     return true;
   }
 

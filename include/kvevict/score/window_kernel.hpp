@@ -17,76 +17,70 @@
 namespace kvevict::detail {
 
 inline constexpr std::size_t block_keys = lanes::block_keys;
-inline constexpr std::size_t tile_keys = 96;      // a multiple of block_keys
-inline constexpr std::size_t stage_dims = 128;    // elements of a key that lie together in a staged tile ...
-inline constexpr std::size_t stage_stride = 144;  // ... and where the next key begins: constant, and no power of two
+inline constexpr std::size_t tile_keys = 96;  // a multiple of block_keys
 inline constexpr std::size_t panel_vectors = 2;
 static_assert(tile_keys % block_keys == 0);
 
-constexpr std::size_t stage_floats(index_t dim) noexcept {
-  return (static_cast<std::size_t>(dim) + stage_dims - 1) / stage_dims * tile_keys * stage_stride;
+// Floats from one staged key to the next: whole cache lines, an odd number of them, lest keys share cache sets.
+constexpr std::size_t stage_stride(index_t dim) noexcept {
+  return ((static_cast<std::size_t>(dim) + 15) / 16 | 1) * 16;
 }
 
-// Widens keys [first, first + count) to out [stage][tile_keys][stage_stride]; the last block is filled up with zeros.
+// Widens keys [first, first + count) to out [tile_keys][stage_stride]; the last block is filled up with zeros.
 template <class T>
 void stage_tile(const Rows<const T>& keys, std::int64_t first, std::size_t count, float* out) {
-  const auto dim = static_cast<std::size_t>(keys.cols);
-  const std::size_t filled = (count + block_keys - 1) / block_keys * block_keys;
-  for (std::size_t c = 0; c < dim; c += stage_dims, out += tile_keys * stage_stride) {
-    const std::size_t n = std::min(stage_dims, dim - c), whole = n / lanes::width * lanes::width;
-    for (std::size_t j = 0; j < filled; ++j) {
-      float* const to = out + j * stage_stride;
-      if (j >= count) {
-        std::fill_n(to, n, 0.f);
-        continue;
-      }
-      const T* const from =
-          keys.row(first + static_cast<std::int64_t>(j)) + static_cast<std::int64_t>(c) * keys.col_stride;
-      if (keys.col_stride == 1) {
-        for (std::size_t i = 0; i < whole; i += lanes::width) lanes::store(lanes::widen(from + i), to + i);
-        for (std::size_t i = whole; i < n; ++i) to[i] = to_float(from[i]);
-      } else {
-        for (std::size_t i = 0; i < n; ++i) to[i] = to_float(from[static_cast<std::int64_t>(i) * keys.col_stride]);
-      }
+  const auto dim = static_cast<std::size_t>(keys.cols), whole = dim / lanes::width * lanes::width;
+  const std::size_t stride = stage_stride(keys.cols);
+  for (std::size_t j = 0; j < count; ++j, out += stride) {
+    const T* const from = keys.row(first + static_cast<std::int64_t>(j));
+    if (keys.col_stride == 1) {
+      for (std::size_t i = 0; i < whole; i += lanes::width) lanes::store(lanes::widen(from + i), out + i);
+      for (std::size_t i = whole; i < dim; ++i) out[i] = to_float(from[i]);
+    } else {
+      for (std::size_t i = 0; i < dim; ++i) out[i] = to_float(from[static_cast<std::int64_t>(i) * keys.col_stride]);
     }
   }
+  std::fill_n(out, (count + block_keys - 1) / block_keys * block_keys * stride - count * stride, 0.f);
 }
 
-// x [block_keys][stride] = products of a staged block with a panel of V vectors.
+// x [block_keys][V vectors] = products of a block of keys, `key_stride` floats apart, with a panel of V vectors.
+// Never inlined: the registers are to hold the products alone. Three keys share a pointer, for there are not enough
+// registers for a pointer each.
 template <int V>
-inline void block_products(const float* keys, const float* panel, std::size_t dim, float* x, std::size_t stride) {
+[[gnu::noinline]] void block_products(const float* keys, std::size_t key_stride, const float* panel, std::size_t dim,
+                                      float* x) {
   using lanes::Vec;
-  constexpr int K = lanes::block_keys;
+  constexpr int K = lanes::block_keys, shared = 3;
+  static_assert(K % shared == 0);
+  const std::size_t offset[shared] = {0, key_stride, 2 * key_stride};
+  const float* row[K / shared];
+  for (int i = 0; i < K / shared; ++i) row[i] = keys + static_cast<std::size_t>(shared * i) * key_stride;
   Vec c[K][V];
   for (int i = 0; i < K; ++i)
     for (int v = 0; v < V; ++v) c[i][v] = lanes::zero();
-  for (; dim > 0; keys += tile_keys * stage_stride) {
-    const std::size_t n = std::min(dim, stage_dims);
-    dim -= n;
-    for (std::size_t k = 0; k < n; ++k, panel += V * lanes::width) {
-      Vec b[V];
-      for (int v = 0; v < V; ++v) b[v] = lanes::load(panel + static_cast<std::size_t>(v) * lanes::width);
-      for (int i = 0; i < K; ++i) {
-        const Vec a = lanes::set(keys[static_cast<std::size_t>(i) * stage_stride + k]);
-        for (int v = 0; v < V; ++v) c[i][v] = lanes::mul_add(a, b[v], c[i][v]);
-      }
+#pragma GCC unroll 4
+  for (std::size_t k = 0; k < dim; ++k, panel += V * lanes::width) {
+    Vec b[V];
+    for (int v = 0; v < V; ++v) b[v] = lanes::load(panel + static_cast<std::size_t>(v) * lanes::width);
+    for (int i = 0; i < K; ++i) {
+      const Vec a = lanes::set(row[i / shared][k + offset[i % shared]]);
+      for (int v = 0; v < V; ++v) c[i][v] = lanes::mul_add(a, b[v], c[i][v]);
     }
   }
   for (int i = 0; i < K; ++i)
-    for (int v = 0; v < V; ++v)
-      lanes::store(c[i][v], x + static_cast<std::size_t>(i) * stride + static_cast<std::size_t>(v) * lanes::width);
+    for (int v = 0; v < V; ++v) lanes::store(c[i][v], x + static_cast<std::size_t>(i * V + v) * lanes::width);
 }
-inline void block_products(std::size_t vectors, const float* keys, const float* panel, std::size_t dim, float* x,
-                           std::size_t stride) {
-  if (vectors == panel_vectors) block_products<panel_vectors>(keys, panel, dim, x, stride);
-  else block_products<1>(keys, panel, dim, x, stride);
+inline void block_products(std::size_t vectors, const float* keys, std::size_t key_stride, const float* panel,
+                           std::size_t dim, float* x) {
+  if (vectors == panel_vectors) block_products<panel_vectors>(keys, key_stride, panel, dim, x);
+  else block_products<1>(keys, key_stride, panel, dim, x);
 }
 
 // What follows works on x [keys][stride] of `vectors` vectors; the arrays per slot begin at the panel's first slot.
 
 // Hides keys first, first + 1, ... from the slots that see only `limit` keys of the tile.
-inline void hide(float* x, std::size_t stride, std::size_t keys, std::size_t vectors, const float* limit,
-                 std::size_t first) {
+[[gnu::noinline]] inline void hide(float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
+                                   const float* limit, std::size_t first) {
   const auto hidden = lanes::set(-std::numeric_limits<float>::infinity());
   for (std::size_t j = 0; j < keys; ++j, x += stride)
     for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width)
@@ -96,7 +90,8 @@ inline void hide(float* x, std::size_t stride, std::size_t keys, std::size_t vec
 }
 
 // largest[slot] = max(largest[slot], x)
-inline void take_largest(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors, float* largest) {
+[[gnu::noinline]] inline void take_largest(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
+                                           float* largest) {
   for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width) {
     auto m = lanes::load(largest + v);
     for (std::size_t j = 0; j < keys; ++j) m = lanes::max(lanes::load(x + j * stride + v), m);
@@ -104,15 +99,17 @@ inline void take_largest(const float* x, std::size_t stride, std::size_t keys, s
   }
 }
 
-// x = 2^(x - reference), mass[slot] += x
-inline void exponentiate(float* x, std::size_t stride, std::size_t keys, std::size_t vectors, const float* reference,
-                         float* mass) {
+// mass[slot] += 2^(x - reference). KEEP: and the exponentials go to kept [keys][kept_stride], past the caches, for they
+// are not looked at before the last key has been seen.
+template <bool KEEP>
+[[gnu::noinline]] void add_mass(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
+                                const float* reference, float* mass, float* kept, std::size_t kept_stride) {
   for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width) {
     const auto ref = lanes::load(reference + v);
     auto m = lanes::load(mass + v);
     for (std::size_t j = 0; j < keys; ++j) {
       const auto e = lanes::exp2(lanes::sub(lanes::load(x + j * stride + v), ref));
-      lanes::store(e, x + j * stride + v);
+      if constexpr (KEEP) lanes::stream(e, kept + j * kept_stride + v);
       m = lanes::add(m, e);
     }
     lanes::store(m, mass + v);
@@ -120,8 +117,8 @@ inline void exponentiate(float* x, std::size_t stride, std::size_t keys, std::si
 }
 
 // sums[key][width] += weight * 2^(x - reference)
-inline void add_weighted(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
-                         const float* reference, const float* weight, float* sums) {
+[[gnu::noinline]] inline void add_weighted(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
+                                           const float* reference, const float* weight, float* sums) {
   for (std::size_t j = 0; j < keys; ++j, x += stride, sums += lanes::width) {
     auto s = lanes::load(sums);
     for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width)
@@ -132,8 +129,8 @@ inline void add_weighted(const float* x, std::size_t stride, std::size_t keys, s
 }
 
 // out[key] = sum over the slots of weight * x, in the order of add_weighted
-inline void weighted_sums(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
-                          const float* weight, float* out) {
+[[gnu::noinline]] inline void weighted_sums(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
+                                            const float* weight, float* out) {
   for (std::size_t j = 0; j < keys; ++j, x += stride) {
     auto s = lanes::zero();
     for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width)

@@ -1,19 +1,23 @@
 // The few vector operations that the window attention kernel is written in: Highway where core/simd.hpp finds it,
 // arrays of 8 floats (left to the compiler) otherwise. Not a general vector library.
 #pragma once
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/simd.hpp"
+#if KVEVICT_SIMD
+#include <hwy/cache_control.h>
+#endif
 
 namespace kvevict::detail::lanes {
 
 // 2^f for f in [-1/2, 1/2]: Chebyshev interpolation of (2^f - 1) / f, relative error 5e-9 before rounding.
 inline constexpr float exp2_terms[] = {
     1.5453163e-4f, 1.3390863e-3f, 9.6180826e-3f, 5.5503571e-2f, 2.4022651e-1f, 6.9314719e-1f, 1.f};
+// Added to a small float32 it leaves no bits for a fraction: rounds to the nearest integer.
+inline constexpr float exp2_shift = 0x1.8p23f + 127;
 
 #if KVEVICT_SIMD
 
@@ -26,6 +30,8 @@ HWY_INLINE Vec zero() { return hn::Zero(F{}); }
 HWY_INLINE Vec set(float x) { return hn::Set(F{}, x); }
 HWY_INLINE Vec load(const float* p) { return hn::LoadU(F{}, p); }
 HWY_INLINE void store(Vec v, float* p) { hn::StoreU(v, F{}, p); }
+HWY_INLINE void stream(Vec v, float* p) { hn::Stream(v, F{}, p); }  // p on a multiple of the vector's size
+HWY_INLINE void end_stream() { hwy::FlushStream(); }
 HWY_INLINE Vec add(Vec a, Vec b) { return hn::Add(a, b); }
 HWY_INLINE Vec sub(Vec a, Vec b) { return hn::Sub(a, b); }
 HWY_INLINE Vec mul_add(Vec a, Vec b, Vec c) { return hn::MulAdd(a, b, c); }
@@ -39,8 +45,8 @@ HWY_INLINE Vec exp2(Vec x) {
   const F d;
   const hn::RebindToSigned<F> di;
   x = hn::Min(hn::Set(d, 126.f), hn::Max(hn::Set(d, -127.f), x));  // the constant first: x86 then keeps a NaN
-  const auto n = hn::NearestInt(x);
-  const Vec f = hn::Sub(x, hn::ConvertTo(d, n));
+  const Vec shifted = hn::Add(x, hn::Set(d, exp2_shift));          // its lowest bits are the nearest integer + 127
+  const Vec f = hn::Sub(x, hn::Sub(shifted, hn::Set(d, exp2_shift)));
   Vec p = hn::Set(d, exp2_terms[0]);
   p = hn::MulAdd(p, f, hn::Set(d, exp2_terms[1]));
   p = hn::MulAdd(p, f, hn::Set(d, exp2_terms[2]));
@@ -48,7 +54,7 @@ HWY_INLINE Vec exp2(Vec x) {
   p = hn::MulAdd(p, f, hn::Set(d, exp2_terms[4]));
   p = hn::MulAdd(p, f, hn::Set(d, exp2_terms[5]));
   p = hn::MulAdd(p, f, hn::Set(d, exp2_terms[6]));
-  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127)))));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
 HWY_INLINE Vec widen(const float* p) { return load(p); }
@@ -89,6 +95,8 @@ inline Vec load(const float* p) {
 inline void store(const Vec& v, float* p) {
   for (std::size_t i = 0; i < width; ++i) p[i] = v.v[i];
 }
+inline void stream(const Vec& v, float* p) { store(v, p); }
+inline void end_stream() {}
 inline Vec add(const Vec& a, const Vec& b) {
   return each([&](std::size_t i) { return a.v[i] + b.v[i]; });
 }
@@ -110,18 +118,17 @@ inline Vec visible(const Vec& x, const Vec& limit, const Vec& at, const Vec& hid
 inline Vec exp2(const Vec& x) {
   return each([&](std::size_t i) {
     const float in = x.v[i] < -127.f ? -127.f : x.v[i] > 126.f ? 126.f : x.v[i];
-    if (!(in == in)) return in;
-    const float n = std::nearbyint(in), f = in - n;
+    const float shifted = in + exp2_shift, f = in - (shifted - exp2_shift);
     float p = exp2_terms[0];
     for (int k = 1; k < 7; ++k) p = p * f + exp2_terms[k];
-    return p * float_of(static_cast<std::uint32_t>(static_cast<std::int32_t>(n) + 127) << 23);
+    return p * float_of(bits_of(shifted) << 23);
   });
 }
 template <class T>
 inline Vec widen(const T* p) {
   return each([&](std::size_t i) { return to_float(p[i]); });
 }
-inline constexpr int block_keys = 4;
+inline constexpr int block_keys = 3;
 
 #endif
 

@@ -79,7 +79,7 @@ struct Noise {
 template <class T = float>
 Layer<T> random_layer(CacheShape shape, const std::vector<index_t>& tokens, index_t recorded, float amplitude = 2.f) {
   Layer<T> layer(shape, tokens, recorded);
-  Noise noise{shape.head_dim_k * 1000003u + static_cast<std::uint64_t>(tokens[0])};
+  Noise noise{static_cast<std::uint64_t>(shape.head_dim_k) * 1000003u + static_cast<std::uint64_t>(tokens[0])};
   for (auto* all : {&layer.k, &layer.q})
     for (auto& rows : *all)
       for (auto& x : rows) x = from_float<T>(noise() * amplitude);
