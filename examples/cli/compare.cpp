@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "cli/table.hpp"
 #include "kvevict/attention/metrics.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/core/parallel.hpp"
 #include "kvevict/plan/apply.hpp"
 
 namespace kvevict::tool {
@@ -52,15 +54,17 @@ class Measure {
     const auto& cache = observed_.cache();
     if (cache.continuation_len() == 0)
       fail_format(dump.name(), ": records no continuation; compare needs one to measure with");
-    for (index_t l = 0; l < cache.shape().layers; ++l) {
-      const auto& next = continuation_.emplace_back(cache, l);
-      truth_.push_back(layer_truth(exec, cache, l, next.asked(), dump.info().softmax_scale, next.local()));
-    }
+    const index_t layers = cache.shape().layers;
+    for (index_t l = 0; l < layers; ++l) continuation_.emplace_back(cache, l);
+    truth_.resize(static_cast<std::size_t>(layers));
+    each_layer([&](std::size_t l) {
+      truth_[l] = layer_truth(host_exec{}, cache, static_cast<index_t>(l), continuation_[l].asked(),
+                              dump.info().softmax_scale, continuation_[l].local());
+    });
   }
 
   Row operator()(const NamedPolicy& named, double retain) const {
     const auto& cache = observed_.cache();
-    const CacheShape shape = cache.shape();
     const auto start = std::chrono::steady_clock::now();
     const EvictionPlan plan = named.policy.plan(exec_, cache, observed_.observations(), Budget::retain(retain));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -74,18 +78,28 @@ class Measure {
     row.bytes_live = live.bytes_live();
     row.bytes_reserved = live.bytes_reserved();
     row.plan_seconds = seconds.count();
-    for (index_t l = 0; l < shape.layers; ++l) {
-      const auto i = static_cast<std::size_t>(l);
-      row.mass_recall += mass_recall(truth_[i], plan.layer(l).keep) / shape.layers;
-      row.output_error += output_error(exec_, truth_[i], live, continuation_[i].asked(),
-                                       observed_.dump().info().softmax_scale, continuation_[i].local()) /
-                          shape.layers;
-    }
+    std::vector<double> recall(truth_.size()), error(truth_.size());
+    each_layer([&](std::size_t l) {
+      recall[l] = mass_recall(truth_[l], plan.layer(static_cast<index_t>(l)).keep);
+      error[l] = output_error(host_exec{}, truth_[l], live, continuation_[l].asked(),
+                              observed_.dump().info().softmax_scale, continuation_[l].local());
+    });
+    row.mass_recall = mean(recall);
+    row.output_error = mean(error);
     row.oracle_gap = oracle_gap(truth_, plan.granted.rows, row.mass_recall);
     return row;
   }
 
  private:
+  // Layers are independent; sums run over them in order, so that threads change nothing.
+  template <class Body>
+  void each_layer(Body&& body) const {
+    parallel_for(exec_, observed_.cache().shape().layers, [&](std::int64_t l) { body(static_cast<std::size_t>(l)); });
+  }
+  static double mean(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  }
+
   host_exec exec_;
   ObservedDump<T> observed_;
   std::vector<Continuation<T>> continuation_;

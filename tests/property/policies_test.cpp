@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,8 @@ const std::vector<Listed>& policies() {
       {.policy = "ada<pyramid>/snapkv"},
       {.policy = "ada<uniform>/keydiff"},
       {.policy = "ada(floor=0.5)/knorm", .exact = true},
-      {.policy = "ada(variant=kvpress)/snapkv(protect=score)", .ratio_only = true},
+      // Window columns of all heads have one score here, so heads tie and the lower one wins.
+      {.policy = "ada(variant=kvpress)/snapkv(protect=score)", .head_blind = false, .ratio_only = true},
       {.policy = "pyramid(beta=4)/keydiff"},
       {.policy = "global(minimum=1)/snapkv", .exact = true},
   };
@@ -87,6 +89,35 @@ void check_well_formed(const Listed& listed, const EvictionPlan& plan, const Wor
   if (listed.exact) CHECK(plan.rows_kept() == plan.granted.rows);
 }
 
+// Attention over the compacted cache equals attention over the full cache with the evicted rows masked: this catches
+// position, group, gather and stride faults together.
+template <class Cache>
+void check_attention(const std::string& policy, const World<typename Cache::element_type>& world,
+                     const EvictionPlan& plan) {
+  using T = typename Cache::element_type;
+  const host_exec exec{};
+  const Cache full(world.rows());
+  Cache small(world.rows());
+  apply(exec, plan, small);
+  for (const auto& o : world.observations()) {
+    // At positions inside and behind the cache, so that masking by position is part of it.
+    const std::vector<index_t> positions{5, 30, 61, 62, 70};
+    const AttentionQueries<T> queries{o.extras.future_queries, positions};
+    const HeadRows keep = plan.layer(o.layer).keep;
+    AttentionOptions<T> masked;
+    masked.keep = &keep;
+    const auto want = attend(exec, full, o.layer, queries, 0.4, masked);
+    const auto got = attend(exec, small, o.layer, queries, 0.4, AttentionOptions<T>{});
+    INFO(policy, ", layer ", o.layer);
+    REQUIRE(got.output.size() == want.output.size());
+    double worst = 0;
+    for (std::size_t i = 0; i < got.output.size(); ++i)
+      worst = std::max(worst, std::abs(got.output[i] - want.output[i]));
+    CHECK(worst < 1e-12);
+  }
+  CHECK(small.bytes_live() == static_cast<std::size_t>(plan.rows_kept()) * (8 + 6) * sizeof(T));
+}
+
 // One pass over the list per element type.
 template <class T>
 void check_all() {
@@ -104,6 +135,10 @@ void check_all() {
           CHECK(same_rows(plan, plan_of(policy, world, budget, 2)));
           CHECK(same_rows(plan, plan_of(policy, world, budget, 7)));
         }
+        check_attention<RaggedCache<T>>(listed.policy, world, plan);
+        check_attention<PagedCache<T>>(listed.policy, world, plan);
+        if (listed.policy == "snapkv" && lengths == lengths_equal())
+          check_attention<DenseCache<T>>(listed.policy, world, plan);
         {
           INFO("policies are stateless: planning B after A equals planning B");
           const World<T> other(shape, lengths_equal(), 8);
@@ -168,3 +203,76 @@ void check_all() {
 TEST_CASE("every policy satisfies the invariants on float caches") { check_all<float>(); }
 TEST_CASE("every policy satisfies the invariants on fp16 caches") { check_all<fp16_t>(); }
 TEST_CASE("every policy satisfies the invariants on bf16 caches") { check_all<bf16_t>(); }
+
+TEST_CASE("U37: a plan with heads {0,1} and {1,2} is the union {0,1,2} with masks 110 and 011") {
+  const std::vector<std::int64_t> offsets{0, 2, 4};
+  const std::vector<index_t> rows{0, 1, 1, 2};
+  const UnionForm form = union_form({offsets, rows});
+  CHECK(form.rows == std::vector<index_t>{0, 1, 2});
+  CHECK(form.attend == std::vector<std::uint8_t>{1, 1, 0, 0, 1, 1});
+}
+
+TEST_CASE("U41: what a policy cannot do is a capability that can be asked, and a refused call") {
+  const AnyPolicy oracle = registry().policy("oracle");
+  CHECK_FALSE(oracle.layerwise());
+  CHECK(registry().policy("adakv").layerwise());
+  const World<float> world(shape, lengths_equal(), 7);
+  auto planner = oracle.begin(shape, lengths_equal(), Budget::retain(0.5));
+  CHECK_THROWS_WITH_AS(planner.layer(host_exec{}, world.observations()[0]),
+                       doctest::Contains("needs the scores of every layer"), std::invalid_argument);
+}
+
+TEST_CASE("a planner refuses layers out of order, other shapes and other lengths") {
+  const AnyPolicy policy = registry().policy("knorm");
+  const World<float> world(shape, lengths_equal(), 7);
+  auto planner = policy.begin(shape, lengths_ragged(), Budget::retain(0.5));
+  CHECK_THROWS_WITH_AS(planner.layer(host_exec{}, world.observations()[1]), doctest::Contains("layer 0 is next"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(planner.layer(host_exec{}, world.observations()[0]), doctest::Contains("44 were announced"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(planner.finish(host_exec{}), doctest::Contains("0 of 3 layers"), std::invalid_argument);
+  CHECK_THROWS_AS(policy.begin(shape, std::vector<index_t>{1, 2}, Budget::retain(0.5)), std::invalid_argument);
+}
+
+TEST_CASE("NaN in a score names layer, head and token") {
+  const CacheShape one{2, 1, 1, 2, 2};
+  std::vector<float> rows(2 * 8, 1.f);
+  rows[2 * 3] = std::nanf("");
+  const std::vector<index_t> positions{0, 1, 2, 3, 4, 5, 6, 7};
+  RaggedCache<float> cache(one);
+  const std::vector<float> clean(2 * 8, 1.f);
+  const Rows<const float> good = dense_rows<const float>(clean.data(), 8, 2),
+                          bad = dense_rows<const float>(rows.data(), 8, 2);
+  cache.append(host_exec{}, 0, std::span(&good, 1), std::span(&good, 1), positions);
+  cache.append(host_exec{}, 1, std::span(&bad, 1), std::span(&good, 1), positions);
+  std::vector<ObservedLayer<float>> layers{observe(cache, 0, 1.f), observe(cache, 1, 1.f)};
+  const std::vector<LayerObservation<float>> observations{layers[0].observation(), layers[1].observation()};
+  for (const char* name : {"knorm", "ada/knorm", "global/knorm"})
+    CHECK_THROWS_WITH_AS(registry().policy(name).plan(host_exec{}, cache, observations, Budget::retain(0.5)),
+                         doctest::Contains("layer 1, head 0, token 3"), std::domain_error);
+}
+
+TEST_CASE("U53: a needle outside the window is found or lost, per policy, and the rows say which") {
+  // 200 rows about one direction; row 20 has a key of its own that a later question will look for. The window does not.
+  const CacheShape one{1, 1, 1, 8, 8};
+  std::vector<float> keys = random_elements<float>(200 * 8, 3, 0.3f), window(32 * 8, 0.f);
+  for (float& x : keys) x += 1.f;
+  for (int c = 0; c < 8; ++c) keys[20 * 8 + static_cast<std::size_t>(c)] = c % 2 ? 3.f : -3.f;
+  std::vector<index_t> positions(200);
+  for (index_t i = 0; i < 200; ++i) positions[static_cast<std::size_t>(i)] = i;
+  RaggedCache<float> cache(one);
+  const Rows<const float> view = dense_rows<const float>(keys.data(), 200, 8);
+  cache.append(host_exec{}, 0, std::span(&view, 1), std::span(&view, 1), positions);
+  auto layer = observe(cache, 0, 0.35f);
+  layer.window_queries.push_back(dense_rows<const float>(window.data(), 32, 8));
+  layer.view.window_positions = std::span(positions).last(32);
+  const LayerObservation<float> observation = layer.observation();
+  const auto found = [&](const char* name) {
+    const auto plan = registry().policy(name).plan(host_exec{}, cache, std::span(&observation, 1), Budget::rows(40));
+    const auto kept = plan.head(0, 0);
+    return std::find(kept.begin(), kept.end(), 20) != kept.end();
+  };
+  CHECK(found("keydiff"));             // unlike the others
+  CHECK_FALSE(found("streamingllm"));  // neither first nor newest
+  CHECK_FALSE(found("knorm"));         // a large key norm
+}
