@@ -1,6 +1,7 @@
 // The commands and their options. Each lives in a file of its name.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,34 @@ struct InspectOptions {
   std::string file;
 };
 void inspect(const Common& common, const InspectOptions& options);
+
+// record: a model run as a dump.
+struct RecordCommandOptions {
+  std::string model, tokens, layers, dtype = "f16", description;
+  int prompt_len = 0, window = 64, context = 0;
+  bool all_queries = false, attention_sums = false, query_statistics = false, output_projection = false;
+};
+void record_dump(const Common& common, const RecordCommandOptions& options);
+
+// eval: policies judged by what a model says after eviction.
+struct EvalOptions {
+  std::string model, tasks, state;
+  PolicyOptions policies;
+  std::string retains = "0.5,0.3,0.15";
+  std::optional<std::int64_t> limit, context_tokens;
+  int probes = 0, continuation = 0;
+};
+void eval(const Common& common, const EvalOptions& options);
+
+// train lkv: budgets and scores learned through a model. Common's `out` is the checkpoint.
+struct TrainLkvOptions {
+  std::string model, tasks, config, model_name;
+  std::map<std::string, std::string> values;        // of the recipe, as given
+  std::int64_t report = 10, check = 60, save = 10;  // steps between lines, hard losses, saved states
+  bool half = true;
+};
+std::vector<std::string> train_lkv_values();  // names of the recipe
+void train_lkv(const Common& common, const TrainLkvOptions& options);
 
 std::string version_text();
 

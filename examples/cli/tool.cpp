@@ -95,6 +95,66 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
       "inspect", "say what a file holds: dump, plan, scores, checkpoint, tasks", InspectOptions{},
       [&](CLI::App& c, InspectOptions& o) { c.add_option("file", o.file, "a safetensors file")->required(); }, inspect,
       false);
+  command(
+      "record", "run a model on given tokens and write a dump", RecordCommandOptions{},
+      [&](CLI::App& c, RecordCommandOptions& o) {
+        c.add_option("--model", o.model, "model folder (config.json and *.safetensors)")->required();
+        c.add_option("--tokens", o.tokens, "token ids: text, a dump, or a task file (see --context)")->required();
+        c.add_option("--prompt-len", o.prompt_len, "tokens of the prompt; the rest is its continuation")->required();
+        c.add_option("--out", common.out, "dump to write")->required();
+        c.add_option("--context", o.context, "context of a task file")->capture_default_str();
+        c.add_option("--layers", o.layers, "layers to write, e.g. 0,14; all by default");
+        c.add_option("--dtype", o.dtype, "f16, bf16 or f32")
+            ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+            ->capture_default_str();
+        c.add_option("--window", o.window, "newest prompt queries to write")->capture_default_str();
+        c.add_flag("--all-queries", o.all_queries, "write every prompt query");
+        c.add_flag("--attention-sums", o.attention_sums, "write the column sums of the prompt's attention");
+        c.add_flag("--query-statistics", o.query_statistics, "write mean and covariance of the queries before RoPE");
+        c.add_flag("--output-projection", o.output_projection, "write the output projection of each layer");
+        c.add_option("--description", o.description, "text to store in the dump");
+      },
+      record_dump, false);
+  command(
+      "eval", "judge policies by what a model says after eviction", EvalOptions{},
+      [&](CLI::App& c, EvalOptions& o) {
+        c.add_option("--model", o.model, "model folder (config.json and *.safetensors)")->required();
+        c.add_option("--tasks", o.tasks, "task file; the shipped one by default");
+        add_policies(c, o.policies);
+        c.add_option("--retain", o.retains, "ratios kept / full")->capture_default_str();
+        c.add_option("--context-tokens", o.context_tokens, "only contexts of this length")->check(CLI::PositiveNumber);
+        c.add_option("--limit", o.limit, "only the first contexts (of that length)")->check(CLI::PositiveNumber);
+        c.add_option("--probes", o.probes, "most probes of a context; all by default")->check(CLI::PositiveNumber);
+        c.add_option("--continuation", o.continuation,
+                     "tokens of the continuation, of which all but the first are scored; all by default")
+            ->check(CLI::Range(2, 1 << 20));
+        c.add_option("--state", o.state,
+                     "finished contexts, to go on with after an interruption; OUT.partial by default");
+        c.add_option("--out", common.out, "write there instead of standard output");
+      },
+      eval, true);
+  auto* train = app.add_subcommand("train", "train what is learned: train lkv")->require_subcommand(1);
+  {
+    auto* lkv = train->add_subcommand("lkv", "budgets and scores, through a frozen model");
+    auto shared = std::make_shared<TrainLkvOptions>();
+    lkv->add_option("--model", shared->model, "folder of the model")->required();
+    lkv->add_option("--tasks", shared->tasks, "task files, comma separated")->required();
+    lkv->add_option("--out", common.out, "checkpoint to write; its state while training lies beside it")->required();
+    lkv->add_option("--config", shared->config, "JSON file of recipe values; flags win");
+    lkv->add_option("--model-name", shared->model_name, "name to store; the folder's by default");
+    lkv->add_option("--half", shared->half, "store float16")->capture_default_str();
+    for (const auto& [flag, value] :
+         {std::pair{"--report", &shared->report}, {"--check", &shared->check}, {"--save", &shared->save}})
+      lkv->add_option(flag, *value, "every so many steps")->check(CLI::Range(1, 1000000))->capture_default_str();
+    for (const std::string& name : train_lkv_values()) {
+      std::string flag = "--" + name;
+      std::replace(flag.begin(), flag.end(), '_', '-');
+      lkv->add_option_function<std::string>(flag, [shared, name](const std::string& v) { shared->values[name] = v; })
+          ->group("Recipe");
+    }
+    add_common(*lkv, common, false);
+    lkv->callback([&common, shared] { train_lkv(common, *shared); });
+  }
   app.add_subcommand("policies", "list presets, allocators and scorers with their parameters")->callback([&] {
     list_policies(registry, out);
   });

@@ -1,0 +1,77 @@
+#include "cli/eval_state.hpp"
+
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "kvevict/core/error.hpp"
+#include "kvevict/io/atomic_file.hpp"
+#include "kvevict/io/json.hpp"
+
+namespace kvevict::tool {
+namespace {
+
+nlohmann::json as_json(const ContextResult& r) {
+  return {r.probes,    r.probes_right, r.kl_answers, r.kl_continuation, r.nll_continuation, r.nll_continuation_full,
+          r.rows_full, r.rows_kept,    r.rows_peak,  r.seconds};
+}
+
+ContextResult as_result(const nlohmann::json& j) {
+  ContextResult r;
+  std::size_t i = 0;
+  const auto next = [&](auto& value) { j.at(i++).get_to(value); };
+  next(r.probes), next(r.probes_right), next(r.kl_answers), next(r.kl_continuation), next(r.nll_continuation);
+  next(r.nll_continuation_full), next(r.rows_full), next(r.rows_kept), next(r.rows_peak), next(r.seconds);
+  return r;
+}
+
+}  // namespace
+
+EvalState::EvalState(std::filesystem::path path, nlohmann::json run) : path_(std::move(path)), run_(std::move(run)) {
+  if (path_.empty() || !std::filesystem::exists(path_)) return;
+  const std::string where = path_.string();
+  std::ifstream in(path_, std::ios::binary);
+  const std::string content{std::istreambuf_iterator<char>(in), {}};
+  const nlohmann::json state = parse_json(content, where);
+  try {
+    if (state.at("format") != "kvevict-eval-state" || state.at("version") != 1)
+      fail_format(where, ": is no kvevict-eval-state of version 1; name another file with --state");
+    for (const auto& [field, value] : run_.items())
+      if (state.at("run").value(field, nlohmann::json()) != value)
+        fail_format(where, ": holds results of another run, with another ", field,
+                    "; remove it to begin anew, or name another file with --state");
+    for (const auto& entry : state.at("contexts")) {
+      auto& results = done_[entry.at("context").get<index_t>()];
+      for (const auto& r : entry.at("results")) results.push_back(as_result(r));
+    }
+  } catch (const nlohmann::json::exception& e) {
+    fail_format(where, ": is damaged: ", e.what());
+  }
+}
+
+const std::vector<ContextResult>* EvalState::find(index_t context) const {
+  const auto found = done_.find(context);
+  return found == done_.end() ? nullptr : &found->second;
+}
+
+void EvalState::add(index_t context, std::vector<ContextResult> results) {
+  done_[context] = std::move(results);
+  if (path_.empty()) return;
+  auto contexts = nlohmann::json::array();
+  for (const auto& [number, all] : done_) {
+    auto list = nlohmann::json::array();
+    for (const ContextResult& r : all) list.push_back(as_json(r));
+    contexts.push_back({{"context", number}, {"results", list}});
+  }
+  AtomicFile file(path_);
+  file.write(
+      nlohmann::json{{"format", "kvevict-eval-state"}, {"version", 1}, {"run", run_}, {"contexts", contexts}}.dump());
+  file.commit();
+}
+
+void EvalState::remove() const {
+  if (!path_.empty()) std::filesystem::remove(path_);
+}
+
+}  // namespace kvevict::tool
