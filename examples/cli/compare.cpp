@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <ostream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -180,7 +181,8 @@ std::string as_table(const std::vector<Row>& rows) {
 
 void compare(const Common& common, const CompareOptions& options) {
   PolicyOptions asked = options.policies;
-  if (asked.policies.empty() && asked.allocators.empty() && asked.scorers.empty())
+  const bool everything = asked.policies.empty() && asked.allocators.empty() && asked.scorers.empty();
+  if (everything)
     for (const auto& [name, preset] : common.registry->presets())
       asked.policies += (asked.policies.empty() ? "" : ",") + name;
   std::vector<NamedPolicy> policies = read_policies(*common.registry, asked);
@@ -204,7 +206,14 @@ void compare(const Common& common, const CompareOptions& options) {
       progress.step(path);
       for (const double retain : retains)
         for (const NamedPolicy& p : policies) {
-          rows.push_back(measure(p, retain));
+          try {
+            rows.push_back(measure(p, retain));
+          } catch (const std::invalid_argument& reason) {
+            // Not every dump has what every policy needs; that is an error only for policies that were asked for.
+            if (!everything) throw;
+            if (retain == retains.front() && !common.quiet)
+              *common.errors << "kvevict: note: " << p.name << " left out: " << reason.what() << '\n';
+          }
           progress.step(p.name);
         }
     });

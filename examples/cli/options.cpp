@@ -43,16 +43,28 @@ std::vector<double> read_retains(const std::string& list) {
   return out;
 }
 
+namespace {
+
+std::vector<std::filesystem::path> data_folders() {
+  std::vector<std::filesystem::path> out;
+  if (const char* variable = std::getenv("KVEVICT_DATA")) out.emplace_back(variable);
+  out.emplace_back(KVEVICT_SOURCE_DATA);
+  out.emplace_back(KVEVICT_INSTALLED_DATA);
+  return out;
+}
+
+}  // namespace
+
+std::string find_shipped(const std::string& name) {
+  for (const auto& folder : data_folders())
+    if (std::filesystem::exists(folder / name)) return (folder / name).string();
+  return "";
+}
+
 std::filesystem::path shipped_data(const std::string& name) {
-  std::vector<std::filesystem::path> places;
-  if (const char* variable = std::getenv("KVEVICT_DATA")) places.emplace_back(variable);
-  places.emplace_back(KVEVICT_SOURCE_DATA);
-  places.emplace_back(KVEVICT_INSTALLED_DATA);
+  if (const std::string found = find_shipped(name); !found.empty()) return found;
   std::string tried;
-  for (const auto& place : places) {
-    if (std::filesystem::exists(place / name)) return place / name;
-    tried += (tried.empty() ? "" : ", ") + place.string();
-  }
+  for (const auto& folder : data_folders()) tried += (tried.empty() ? "" : ", ") + folder.string();
   fail_format(name, ": not found in ", tried, "; set KVEVICT_DATA to the folder that holds it");
 }
 

@@ -43,8 +43,10 @@ std::vector<NamedPolicy> read_policies(const Registry& registry, const PolicyOpt
 // "0.05,0.15": finite numbers in (0, 1], else usage_error.
 std::vector<double> read_retains(const std::string& list);
 
-// The file as given, or where the shipped one of this name lies: $KVEVICT_DATA, the source tree, the installed data.
+// Where the shipped file of this name lies: $KVEVICT_DATA, the source tree it was built from, the installed data. The
+// first throws where it is nowhere, the second answers with an empty text.
 std::filesystem::path shipped_data(const std::string& name);
+std::string find_shipped(const std::string& name);
 
 // Writes to standard output, or to `--out` as a whole or not at all.
 void deliver(const Common& common, const std::string& content);

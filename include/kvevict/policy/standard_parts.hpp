@@ -1,10 +1,14 @@
 // The registry with everything this library holds. Includes every part, so it belongs into one translation unit.
 #pragma once
+#include <string>
+
 #include "kvevict/allocate/ada.hpp"
 #include "kvevict/allocate/full.hpp"
 #include "kvevict/allocate/global.hpp"
 #include "kvevict/allocate/pyramid.hpp"
 #include "kvevict/allocate/uniform.hpp"
+#include "kvevict/lkv/lkv_head.hpp"
+#include "kvevict/lkv/lkv_token.hpp"
 #include "kvevict/policy/registry.hpp"
 #include "kvevict/score/expected.hpp"
 #include "kvevict/score/key_diff.hpp"
@@ -16,14 +20,22 @@
 
 namespace kvevict {
 
+// Checkpoints that LKV parts take where none is named; empty: they must be named.
+struct LkvDefaults {
+  std::string checkpoint;  // of `lkv`
+  std::string paper;       // of `lkv-paper`: the paper's plain form
+};
+
 // All allocators, scorers and published combinations.
-inline Registry standard_registry() {
+inline Registry standard_registry(const LkvDefaults& lkv = {}) {
   Registry r;
   r.add_allocator<Full>();
   r.add_allocator<Uniform>();
   r.add_allocator<Pyramid>();
   r.add_allocator<Global>();
   r.add_nesting_allocator<Ada>();
+  const LkvFile learned(lkv.checkpoint);  // both parts share what they read
+  r.add_allocator(LkvHead{.file = learned});
 
   r.add_scorer<WindowAttention>();
   r.add_scorer<Position>();
@@ -32,6 +44,7 @@ inline Registry standard_registry() {
   r.add_scorer<Random>();
   r.add_scorer<Expected>();
   r.add_scorer<Oracle>();
+  r.add_scorer(LkvToken{.file = learned});
 
   r.add_preset("full", "full/position(sinks=0)", "every row stays");
   r.add_preset("oracle", "global/oracle", "the best selection in hindsight: it looks at the continuation");
@@ -46,6 +59,12 @@ inline Registry standard_registry() {
                "SnapKV as NVIDIA kvpress 0.5.5 computes it");
   r.add_preset("pyramidkv", "pyramid(beta=20)/snapkv", "PyramidKV, arXiv 2406.02069");
   r.add_preset("adakv", "ada(floor=0.2)/snapkv", "Ada-KV, arXiv 2407.11550");
+  if (!lkv.checkpoint.empty())
+    r.add_preset("lkv", "lkv-h/lkv-t", "LKV, arXiv 2605.06676: budgets and scores learned end to end");
+  if (!lkv.paper.empty()) {
+    const std::string file = "(file=" + print_value(lkv.paper) + ')';
+    r.add_preset("lkv-paper", "lkv-h" + file + "/lkv-t" + file, "LKV in the paper's plain form: keys after RoPE");
+  }
   return r;
 }
 
