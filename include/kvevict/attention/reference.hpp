@@ -69,25 +69,25 @@ constexpr std::size_t padded(std::int64_t count, std::int64_t tile) {
 
 // A vector of the machine; wider ones are split badly by compilers.
 #if defined(__AVX512F__)
-inline constexpr std::size_t lanes = 8;
+inline constexpr std::size_t double_lanes = 8;
 #elif defined(__AVX__)
-inline constexpr std::size_t lanes = 4;
+inline constexpr std::size_t double_lanes = 4;
 #else
-inline constexpr std::size_t lanes = 2;
+inline constexpr std::size_t double_lanes = 2;
 #endif
-using Lanes [[gnu::vector_size(lanes * sizeof(double))]] = double;
+using DoubleLanes [[gnu::vector_size(double_lanes * sizeof(double))]] = double;
 
 // C [m][n] = A [m][k] * B [k][n], row-major, m and n multiples of the tile. Each sum runs in ascending k.
 inline void tile_product(const double* a, std::size_t a_stride, const double* b, std::size_t b_stride, double* c,
                          std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k) {
-  constexpr std::size_t vectors = tile_cols / lanes;
+  constexpr std::size_t vectors = tile_cols / double_lanes;
   for (std::size_t j = 0; j < n; j += tile_cols)
     for (std::size_t i = 0; i < m; i += tile_rows) {
-      Lanes sum[tile_rows][vectors] = {};
+      DoubleLanes sum[tile_rows][vectors] = {};
       for (std::size_t l = 0; l < k; ++l)
         for (std::size_t v = 0; v < vectors; ++v) {
-          Lanes columns;
-          std::memcpy(&columns, b + l * b_stride + j + v * lanes, sizeof columns);
+          DoubleLanes columns;
+          std::memcpy(&columns, b + l * b_stride + j + v * double_lanes, sizeof columns);
           for (std::size_t r = 0; r < tile_rows; ++r) sum[r][v] += a[(i + r) * a_stride + l] * columns;
         }
       for (std::size_t r = 0; r < tile_rows; ++r) std::memcpy(c + (i + r) * c_stride + j, sum[r], sizeof sum[r]);
