@@ -10,10 +10,12 @@
 #define KVEVICT_HOST_DEVICE __host__ __device__
 #define KVEVICT_DEVICE __device__ __forceinline__
 #define KVEVICT_UNROLL _Pragma("unroll")
+#define KVEVICT_NO_UNROLL _Pragma("unroll 1")
 #else
 #define KVEVICT_HOST_DEVICE
 #define KVEVICT_DEVICE inline
 #define KVEVICT_UNROLL
+#define KVEVICT_NO_UNROLL
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12

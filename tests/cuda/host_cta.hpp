@@ -301,6 +301,7 @@ class HostCta {
     }
   }
 
+  std::uint32_t opaque(std::uint32_t word) const { return word; }
   float exp2(float x) const { return std::exp2(x); }
   float log2(float x) const { return std::log2(x); }
   float sqrt(float x) const { return std::sqrt(x); }

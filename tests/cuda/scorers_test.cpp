@@ -118,8 +118,6 @@ void check_tokens(index_t dim_k, index_t dim_v, index_t hidden, TokenFeatures fe
                                 newest,
                                 weights.key_blocks,
                                 weights.value_blocks,
-                                cuda::rows_are_whole(layer.owner.keys[0]),
-                                cuda::rows_are_whole(layer.owner.values[0]),
                                 features == TokenFeatures::distance,
                                 weights.pieces.data(),
                                 weights.hidden.data(),
@@ -130,7 +128,7 @@ void check_tokens(index_t dim_k, index_t dim_v, index_t hidden, TokenFeatures fe
                                 got.data(),
                                 130};
   const int per_block = 2 * 2 * Tiles * 8;
-  launch({cuda::ceil_div(130, per_block), 2, 1}, 64, cuda::token_shared_bytes(args, Blocks), Order::shuffled,
+  launch({cuda::ceil_div(130, per_block), 2, 1}, 64, cuda::token_shared_bytes(args, Blocks, Tiles, 2), Order::shuffled,
          [&](HostCta& cta, void* shared) {
            cuda::score_tokens<T, Blocks, Tiles>(cta, args, static_cast<unsigned char*>(shared));
          });
@@ -143,9 +141,7 @@ std::vector<float> key_scores(const Layer<T>& layer, index_t width, bool directi
   const index_t dim = layer.owner.view.shape.head_dim_k, parts = 3;
   std::vector<float> out(static_cast<std::size_t>(heads * width), -5.f),
       partial(static_cast<std::size_t>(heads * parts * dim), -1.f);
-  bool whole = true;
-  for (const auto& k : layer.owner.keys) whole &= cuda::rows_are_whole(k);
-  const cuda::KeyArgs<T> args{layer.owner.keys.data(), whole, out.data(), width, largest, partial.data(), parts};
+  const cuda::KeyArgs<T> args{layer.owner.keys.data(), out.data(), width, largest, partial.data(), parts};
   const auto run = [&](std::size_t bytes, auto&& body) {
     launch({parts, heads, 1}, 64, bytes, Order::shuffled,
            [&](HostCta& cta, void* s) { body(cta, static_cast<float*>(s)); });
@@ -183,7 +179,7 @@ TEST_CASE("CUDA key norms and KeyDiff scores equal the host's") {
   const Layer<fp16_t> half(64, 8, {100, 7, 0});
   check_close(key_scores(half, 100, false, &largest), on_host(half, KeyNorm{}, 100), 1e-6f);
   check_close(key_scores(half, 100, true, nullptr), on_host(half, KeyDiff{}, 100), 2e-6f);
-  const Layer<float> odd(37, 8, {60, 33});  // rows that are no multiple of 16 bytes
+  const Layer<float> odd(36, 8, {60, 33});
   check_close(key_scores(odd, 60, false, nullptr), on_host(odd, KeyNorm{}, 60), 1e-6f);
   check_close(key_scores(odd, 60, true, nullptr), on_host(odd, KeyDiff{}, 60), 2e-6f);
   float best = -std::numeric_limits<float>::infinity();

@@ -94,10 +94,7 @@ std::vector<float> on_device(const Layer<T>& layer, const WindowAttention& score
   args.group = s.group();
   args.window = scorer.window;
   args.recorded = recorded;
-  args.whole_keys = args.whole_queries = true;
-  for (const auto& k : o.keys) args.whole_keys &= cuda::rows_are_whole(k);
-  for (const auto& q : o.window_queries) args.whole_queries &= cuda::rows_are_whole(q);
-  args.softmax_scale = o.softmax_scale;
+  args.scale = o.softmax_scale * cuda::log2_e;
   args.lse = lse.empty() ? nullptr : lse.data();
   args.visible = visible.data();
   args.partial = partial.data();
@@ -161,6 +158,16 @@ WindowAttention window_of(index_t window) {
   return out;
 }
 
+// Rows as pack_rows leaves them.
+template <class T>
+std::vector<T> packed(const std::vector<T>& from, index_t rows, index_t cols) {
+  const std::int64_t elements = rows * cuda::packed_stride<T>(cols);
+  std::vector<T> out(static_cast<std::size_t>(elements), from_float<T>(99.f));
+  launch({static_cast<int>(cuda::ceil_div<std::int64_t>(elements, 64)), 1, 1}, 64, 0, Order::forward,
+         [&](HostCta& cta, void*) { cuda::pack_rows(cta, dense_rows<const T>(from.data(), rows, cols), out.data()); });
+  return out;
+}
+
 // c = rows * tokens through fragments, against plain products.
 template <class T, int Blocks, int Tiles>
 void check_products(index_t cols, float tolerance) {
@@ -168,22 +175,25 @@ void check_products(index_t cols, float tolerance) {
   const auto a = normal<T>(static_cast<std::size_t>(16 * cols), 1),
              b = normal<T>(static_cast<std::size_t>(tokens * cols), 2);
   std::vector<float> got(16 * tokens, -1.f);
+  const auto a_rows = packed(a, 16, cols), b_rows = packed(b, tokens, cols);
   struct Problem {
     const T *a, *b;
     index_t cols;
+    std::int64_t stride;
     float* out;
     int lane;
     int row_tiles = 1, chunk_tiles = 1, terms = 1, steps = 1;
-    std::int64_t first = 0, end = tokens;
+    index_t first = 0, end = tokens;
     cuda::Piece row_piece(int, int row, int, int block, int t) const {
-      return cuda::load_piece(a + row * cols, cols, 1, block, t, false);
+      return cuda::load_piece(a + row * stride, cols, block, t);
     }
-    cuda::Piece token_piece(std::int64_t token, int block, int t) const {
-      return cuda::load_piece(b + token * cols, cols, 1, block, t, false);
+    cuda::PieceRow token_row(index_t token, int t) const {
+      return cuda::piece_row(Rows<const T>{b, tokens, cols, stride}, token, t);
     }
-    void begin(std::int64_t) {}
-    void finish(std::int64_t) {}
-    void products(int, const float (&c)[Tiles][4], std::int64_t) {
+    cuda::Piece token_piece(const cuda::PieceRow& row, int block) const { return row[block]; }
+    void begin(index_t) {}
+    void finish(index_t) {}
+    void products(int, const float (&c)[Tiles][4], index_t) {
       for (int tile = 0; tile < Tiles; ++tile)
         for (int i = 0; i < 4; ++i)
           out[cuda::row_of_register(lane, i) * tokens + cuda::token_of_register(lane, tile, i)] = c[tile][i];
@@ -191,7 +201,7 @@ void check_products(index_t cols, float tolerance) {
   };
   launch({}, 32, static_cast<std::size_t>(cuda::tile_pieces(Blocks, 1)) * sizeof(cuda::Piece), Order::shuffled,
          [&](HostCta& cta, void* shared) {
-           Problem problem{a.data(), b.data(), cols, got.data(), cta.lane()};
+           Problem problem{a_rows.data(), b_rows.data(), cols, cuda::packed_stride<T>(cols), got.data(), cta.lane()};
            cuda::walk_tiles<T, Blocks, Tiles>(cta, problem, static_cast<cuda::Piece*>(shared));
          });
   for (index_t r = 0; r < 16; ++r)

@@ -5,6 +5,7 @@
 //   sync_warp() ballot(p) shuffle(v, lane) shuffle_xor(v, mask) shuffle_up(v, n)   all lanes of the warp
 //   add(counter, n) add_global(counter, n) smallest_global(word, n) largest_global(word, n)   atomic
 //   multiply(tag, c, a, b0, b1)              the warp's matrix product (tile.hpp)
+//   opaque(word)                             the word, unknown to the compiler
 //   exp2 log2 sqrt exp log1p on float, log cosine sine on double
 #pragma once
 #include <cstdint>

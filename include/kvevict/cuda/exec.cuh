@@ -119,6 +119,14 @@ template <class Chunk>
 __global__ void upload_kernel(const __grid_constant__ Chunk chunk, unsigned char* to, int bytes) {
   for (int i = static_cast<int>(threadIdx.x); i < bytes; i += static_cast<int>(blockDim.x)) to[i] = chunk.bytes[i];
 }
+// Before a launch with this much dynamic shared memory.
+template <class Kernel>
+void allow_shared(Kernel* kernel, std::size_t bytes) {
+  if (bytes > 48 * 1024)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+          "shared memory of a kernel");
+}
+
 }  // namespace kernels
 
 // Copies a small host array to the device without waiting: the bytes travel as kernel parameters, so `from` may change

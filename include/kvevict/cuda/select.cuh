@@ -82,13 +82,6 @@ __global__ void __launch_bounds__(1024) offset_kernel(const __grid_constant__ Ar
   scan_offsets(cta, args, shared);
 }
 
-template <class Kernel>
-void allow_shared(Kernel* kernel, std::size_t bytes) {
-  if (bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-          "shared memory of a kernel");
-}
-
 // One block per row.
 template <class T>
 void launch_select(const cuda_exec& exec, SelectArgs<T> args, index_t rows, index_t longest) {

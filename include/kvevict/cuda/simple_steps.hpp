@@ -18,8 +18,7 @@ inline constexpr int row_lanes = 16, most_row_pieces = 4;  // rows of up to 64 p
 template <class T>
 struct KeyArgs {
   const Rows<const T>* keys;  // [heads] of [tokens][dim]
-  bool whole;
-  float* out;  // [heads][out_stride]
+  float* out;                 // [heads][out_stride]
   std::int64_t out_stride;
   std::int32_t* largest;  // raised to the ordered key of the largest score; may be null
   // KeyDiff
@@ -41,14 +40,14 @@ struct RowPieces {
   Piece piece[most_row_pieces];
 };
 template <class T>
-KVEVICT_DEVICE RowPieces<T> load_row(const Rows<const T>& rows, std::int64_t row, int lane, bool whole) {
+KVEVICT_DEVICE RowPieces<T> load_row(const Rows<const T>& rows, std::int64_t row, int lane) {
   RowPieces<T> out;
   KVEVICT_UNROLL
   for (int p = 0; p < most_row_pieces; ++p) {
     const int at = lane % row_lanes + p * row_lanes;
     out.piece[p] = Piece{{0, 0, 0, 0}};
     if (row < rows.rows && at * RowPieces<T>::elements < rows.cols)
-      out.piece[p] = load_piece(rows.row(row), rows.cols, rows.col_stride, at / 4, at % 4, whole);
+      out.piece[p] = load_piece(rows.row(row), rows.cols, at / 4, at % 4);
   }
   return out;
 }
@@ -87,7 +86,7 @@ KVEVICT_DEVICE void score_norms(Cta& cta, const KeyArgs<T>& args) {
   for (std::int64_t base = std::int64_t{cta.block_x()} * rows; base < keys.rows;
        base += std::int64_t{args.parts} * rows) {
     const std::int64_t row = base + cta.thread() / row_lanes;
-    const float score = -row_norm(cta, load_row(keys, row, cta.lane(), args.whole));
+    const float score = -row_norm(cta, load_row(keys, row, cta.lane()));
     if (row >= keys.rows) continue;
     largest = most(largest, ordered_key(score));
     if (cta.lane() % row_lanes == 0) args.out[head * args.out_stride + row] = score;
@@ -105,7 +104,7 @@ KVEVICT_DEVICE void sum_directions(Cta& cta, const KeyArgs<T>& args, float* shar
   float sum[most_row_pieces][elements] = {};
   for (std::int64_t base = std::int64_t{cta.block_x()} * rows; base < keys.rows;
        base += std::int64_t{args.parts} * rows) {
-    const RowPieces<T> row = load_row(keys, base + own, cta.lane(), args.whole);
+    const RowPieces<T> row = load_row(keys, base + own, cta.lane());
     const float inverse = 1.f / most(row_norm(cta, row), 1e-12f);
     KVEVICT_UNROLL
     for (int p = 0; p < most_row_pieces; ++p) KVEVICT_UNROLL
@@ -146,7 +145,7 @@ KVEVICT_DEVICE void score_directions(Cta& cta, const KeyArgs<T>& args, float* sh
   for (std::int64_t base = std::int64_t{cta.block_x()} * rows; base < keys.rows;
        base += std::int64_t{args.parts} * rows) {
     const std::int64_t row = base + cta.thread() / row_lanes;
-    const RowPieces<T> key = load_row(keys, row, cta.lane(), args.whole);
+    const RowPieces<T> key = load_row(keys, row, cta.lane());
     float dot = 0.f;
     KVEVICT_UNROLL
     for (int p = 0; p < most_row_pieces; ++p) KVEVICT_UNROLL

@@ -31,27 +31,36 @@ KVEVICT_HOST_DEVICE constexpr int blocks_of(index_t cols) noexcept {
   return static_cast<int>(ceil_div<std::int64_t>(std::int64_t{cols} * static_cast<int>(sizeof(T)), block_bytes));
 }
 
-// Bytes [block * 64 + t * 16, + 16) of a row, zero behind its end. `whole`: rows are aligned and dense enough for
-// 16-byte loads (rows_are_whole).
+// Bytes [block * 64 + t * 16, + 16) of a row, zero behind its end. The row is aligned to 16 bytes, dense, and padded
+// with zeros to a multiple of 16 bytes (rows_are_whole, or packed by pack_rows).
 template <class T>
-KVEVICT_HOST_DEVICE Piece load_piece(const T* row, index_t cols, std::int64_t col_stride, int block, int t,
-                                     bool whole) noexcept {
+KVEVICT_HOST_DEVICE Piece load_piece(const T* row, index_t cols, int block, int t) noexcept {
   constexpr int elements = 16 / static_cast<int>(sizeof(T));
   const index_t first = (block * 4 + t) * elements;
-  Piece out{{0, 0, 0, 0}};
-  if (whole) {
-    if (first < cols) out = *reinterpret_cast<const Piece*>(row + first);
-    return out;
+  if (first < cols) return *reinterpret_cast<const Piece*>(row + first);
+  return Piece{{0, 0, 0, 0}};
+}
+
+// The pieces t, t + 4, ... of a row; no bytes where there is no row.
+struct PieceRow {
+  const Piece* first = nullptr;
+  int bytes = 0;
+
+  KVEVICT_HOST_DEVICE Piece operator[](int block) const noexcept {
+    return block * block_bytes < bytes ? first[block * 4] : Piece{{0, 0, 0, 0}};
   }
-  for (int e = 0; e < elements; ++e) {
-    if (first + e >= cols) break;
-    std::uint32_t bits = 0;
-    if constexpr (std::is_same_v<T, float>) bits = kvevict::detail::bits_of(row[(first + e) * col_stride]);
-    else bits = row[(first + e) * col_stride].bits;
-    if constexpr (std::is_same_v<T, float>) out.word[e] = bits;
-    else out.word[e / 2] |= bits << (16 * (e & 1));
+};
+// As Rows::row, with a 32-bit division: a 64-bit one is a call that no registers are left for.
+template <class T>
+KVEVICT_HOST_DEVICE PieceRow piece_row(const Rows<const T>& rows, index_t r, int t) noexcept {
+  const T* row = rows.data;
+  if (rows.blocks) {
+    const index_t block = r / rows.block_rows;
+    row += rows.blocks[block] * rows.block_stride + (r - block * rows.block_rows) * rows.row_stride;
+  } else {
+    row += r * rows.row_stride;
   }
-  return out;
+  return {reinterpret_cast<const Piece*>(row) + t, rows.cols * static_cast<int>(sizeof(T)) - 16 * t};
 }
 
 // Whether every 16-byte piece of every row is one aligned load.
@@ -60,6 +69,20 @@ KVEVICT_HOST_DEVICE bool rows_are_whole(const Rows<const T>& rows) noexcept {
   constexpr std::int64_t elements = 16 / static_cast<std::int64_t>(sizeof(T));
   return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.col_stride == 1 && rows.cols % elements == 0 &&
          rows.row_stride % elements == 0 && rows.block_stride % elements == 0;
+}
+// Elements from row to row that pack_rows makes.
+template <class T>
+KVEVICT_HOST_DEVICE constexpr std::int64_t packed_stride(index_t cols) noexcept {
+  return round_up<std::int64_t>(cols, 16 / static_cast<std::int64_t>(sizeof(T)));
+}
+// Copies rows that are not whole to dense ones, [rows][packed_stride], with zeros behind their end. Thread i of block x
+// handles element x * threads + i.
+template <class T, class Cta>
+KVEVICT_DEVICE void pack_rows(Cta& cta, const Rows<const T>& from, T* to) {
+  const std::int64_t stride = packed_stride<T>(from.cols),
+                     i = std::int64_t{cta.block_x()} * cta.threads() + cta.thread();
+  if (i >= from.rows * stride) return;
+  to[i] = i % stride < from.cols ? from.at(i / stride, i % stride) : T{};
 }
 
 // The part of a float that TF32 keeps, and the rest; their sum is the float.
@@ -75,15 +98,16 @@ KVEVICT_DEVICE void multiply_block(Cta& cta, float (&c)[4], const Piece& low, co
   KVEVICT_UNROLL
   for (int s = 0; s < 2; ++s) {
     const std::uint32_t a[4] = {low.word[2 * s], high.word[2 * s], low.word[2 * s + 1], high.word[2 * s + 1]};
-    const std::uint32_t b0 = tokens.word[2 * s], b1 = tokens.word[2 * s + 1];
     if constexpr (std::is_same_v<T, float>) {
+      // Opaque: split tokens would be kept over all row tiles, and there are no registers for that.
+      const std::uint32_t b0 = cta.opaque(tokens.word[2 * s]), b1 = cta.opaque(tokens.word[2 * s + 1]);
       const std::uint32_t a_high[4] = {tf32_high(a[0]), tf32_high(a[1]), tf32_high(a[2]), tf32_high(a[3])};
       const std::uint32_t a_low[4] = {tf32_low(a[0]), tf32_low(a[1]), tf32_low(a[2]), tf32_low(a[3])};
       cta.multiply(T{}, c, a_low, tf32_high(b0), tf32_high(b1));
       cta.multiply(T{}, c, a_high, tf32_low(b0), tf32_low(b1));
       cta.multiply(T{}, c, a_high, tf32_high(b0), tf32_high(b1));
     } else {
-      cta.multiply(T{}, c, a, b0, b1);
+      cta.multiply(T{}, c, a, tokens.word[2 * s], tokens.word[2 * s + 1]);
     }
   }
 }
@@ -93,6 +117,8 @@ KVEVICT_HOST_DEVICE constexpr int row_of_register(int lane, int i) noexcept { re
 KVEVICT_HOST_DEVICE constexpr int token_of_register(int lane, int tile, int i) noexcept {
   return tile * tile_tokens + 2 * (lane % 4) + (i & 1);
 }
+// The same from the lane's first token on.
+KVEVICT_HOST_DEVICE constexpr int token_offset(int tile, int i) noexcept { return tile * tile_tokens + (i & 1); }
 
 // Pieces of a staged row tile: [term][block][half of the rows][lane].
 KVEVICT_HOST_DEVICE constexpr int tile_pieces(int blocks, int terms) noexcept { return terms * blocks * 2 * warp_size; }
@@ -100,8 +126,8 @@ KVEVICT_HOST_DEVICE constexpr int tile_pieces(int blocks, int terms) noexcept { 
 // The walk over row tiles and tokens. Problem:
 //   int row_tiles, chunk_tiles, terms, steps     chunk_tiles: row tiles staged at once; terms: rows are sums of terms
 //   Piece row_piece(row tile, row in it, term, block, t)
-//   Piece token_piece(token, block, t)           zero outside the head's tokens
-//   std::int64_t first, end                      tokens [first, end) of this block; steps cover them
+//   TokenRow token_row(token, t), Piece token_piece(TokenRow, block)   zero outside the head's tokens
+//   index_t first, end                           tokens [first, end) of this block; steps cover them
 //   begin(token)  products(row tile, c, token)  finish(token)     per warp and step; token: first of the warp's tokens
 // staged: [chunk_tiles * tile_pieces] in shared memory. Ends with the block not synchronised.
 template <class T, int Blocks, int Tiles, class Cta, class Problem>
@@ -110,18 +136,21 @@ KVEVICT_DEVICE void walk_tiles(Cta& cta, Problem& problem, Piece* staged) {
   const bool resident = problem.row_tiles <= problem.chunk_tiles;
   const int g = cta.lane() / 4, t = cta.lane() % 4;
   for (int step = 0; step < problem.steps; ++step) {
-    const std::int64_t token = problem.first + (std::int64_t{step} * cta.warps() + cta.warp()) * (Tiles * tile_tokens);
+    const index_t token = problem.first + (step * cta.warps() + cta.warp()) * (Tiles * tile_tokens);
     const bool active = token < problem.end;  // the same in the whole warp
     Piece tokens[Tiles][Blocks];
     KVEVICT_UNROLL
-    for (int tile = 0; tile < Tiles; ++tile) KVEVICT_UNROLL
-    for (int block = 0; block < Blocks; ++block)
-      tokens[tile][block] = problem.token_piece(token + tile * tile_tokens + g, block, t);
+    for (int tile = 0; tile < Tiles; ++tile) {
+      const auto row = problem.token_row(token + tile * tile_tokens + g, t);
+      KVEVICT_UNROLL
+      for (int block = 0; block < Blocks; ++block) tokens[tile][block] = problem.token_piece(row, block);
+    }
     problem.begin(token);
     for (int chunk = 0; chunk < problem.row_tiles; chunk += problem.chunk_tiles) {
       const int count = least(problem.chunk_tiles, problem.row_tiles - chunk);
       if (!resident || step == 0) {
         cta.sync();
+        KVEVICT_NO_UNROLL
         for (int i = cta.thread(); i < count * pieces; i += cta.threads()) {
           const int lane = i % warp_size, half = i / warp_size % 2, block = i / (2 * warp_size) % Blocks;
           const int term = i / (2 * warp_size * Blocks) % problem.terms, tile = i / pieces;
@@ -130,6 +159,7 @@ KVEVICT_DEVICE void walk_tiles(Cta& cta, Problem& problem, Piece* staged) {
         cta.sync();
       }
       if (!active) continue;
+      KVEVICT_NO_UNROLL
       for (int r = 0; r < count; ++r) {
         float c[Tiles][4] = {};
         for (int term = 0; term < problem.terms; ++term) {

@@ -18,6 +18,11 @@ struct HiddenUnit {
   float scale, b1, w2, far, near;  // far, near: weights of the distance features
 };
 
+// The distance features of a token.
+struct Distances {
+  float far, near;
+};
+
 // One layer. All pointers are device memory.
 template <class T>
 struct TokenArgs {
@@ -25,7 +30,7 @@ struct TokenArgs {
   const index_t* const* positions;    // [heads] of [tokens]; read with distance features only
   index_t heads, newest;              // position of the newest prompt row
   int key_blocks, value_blocks;       // 64-byte blocks of a row
-  bool whole_keys, whole_values, distance;
+  bool distance;
   const Piece* weights;      // [heads][row tile][term][block][half][lane], as staged
   const HiddenUnit* hidden;  // [heads][row tiles * tile_rows]
   int row_tiles, terms;
@@ -35,9 +40,11 @@ struct TokenArgs {
 };
 
 template <class T>
-KVEVICT_HOST_DEVICE std::size_t token_shared_bytes(const TokenArgs<T>& args, int blocks) noexcept {
+KVEVICT_HOST_DEVICE std::size_t token_shared_bytes(const TokenArgs<T>& args, int blocks, int tiles,
+                                                   int warps) noexcept {
   return static_cast<std::size_t>(args.chunk_tiles * tile_pieces(blocks, args.terms)) * sizeof(Piece) +
-         static_cast<std::size_t>(args.row_tiles * tile_rows) * sizeof(HiddenUnit);
+         static_cast<std::size_t>(args.row_tiles * tile_rows) * sizeof(HiddenUnit) +
+         (args.distance ? static_cast<std::size_t>(warps * tiles * tile_tokens) * sizeof(Distances) : 0);
 }
 
 // The features of lkv/token_net.hpp: distance to the newest prompt row, for the far and for the last few dozen rows.
@@ -54,51 +61,58 @@ template <class T, int Blocks, int Tiles, class Cta>
 struct TokenProblem {
   Cta& cta;
   const TokenArgs<T>& args;
-  Rows<const T> keys, values;
   index_t head;
   const HiddenUnit* hidden;  // shared
   int row_tiles, chunk_tiles, terms, steps;
-  std::int64_t first, end;
-  float score[Tiles][2], far[Tiles][2], near[Tiles][2];
+  index_t first, end;
+  Distances* distances;  // shared, of this warp's tokens
+  float score[Tiles][2];
 
   KVEVICT_DEVICE Piece row_piece(int tile, int row, int term, int block, int t) const {
     const std::int64_t at = (std::int64_t{head} * row_tiles + tile) * tile_pieces(Blocks, terms);
     return args.weights[at + ((term * Blocks + block) * 2 + row / 8) * warp_size + row % 8 * 4 + t];
   }
-  KVEVICT_DEVICE Piece token_piece(std::int64_t token, int block, int t) const {
-    if (token >= end || block >= args.key_blocks + args.value_blocks) return Piece{{0, 0, 0, 0}};
-    if (block < args.key_blocks)
-      return load_piece(keys.row(token), keys.cols, keys.col_stride, block, t, args.whole_keys);
-    return load_piece(values.row(token), values.cols, values.col_stride, block - args.key_blocks, t, args.whole_values);
+  struct TokenRow {
+    PieceRow key, value;
+  };
+  KVEVICT_DEVICE TokenRow token_row(index_t token, int t) const {
+    if (token >= end) return {};
+    return {piece_row(args.keys[head], token, t), piece_row(args.values[head], token, t)};
   }
-  KVEVICT_DEVICE void begin(std::int64_t token) {
+  KVEVICT_DEVICE Piece token_piece(const TokenRow& row, int block) const {
+    return block < args.key_blocks ? row.key[block] : row.value[block - args.key_blocks];
+  }
+  KVEVICT_DEVICE void begin(index_t token) {
     KVEVICT_UNROLL
-    for (int i = 0; i < 2 * Tiles; ++i) {
-      score[i / 2][i & 1] = far[i / 2][i & 1] = near[i / 2][i & 1] = 0.f;
-      const std::int64_t at = token + token_of_register(cta.lane(), i / 2, i & 1);
-      if (!args.distance || at >= end) continue;
-      const index_t distance = args.newest - args.positions[head][at];
-      far[i / 2][i & 1] = far_feature(cta, distance);
-      near[i / 2][i & 1] = near_feature(cta, distance);
+    for (int i = 0; i < 2 * Tiles; ++i) score[i / 2][i & 1] = 0.f;
+    if (!args.distance) return;
+    cta.sync_warp();  // the step before has read its features
+    for (int i = cta.lane(); i < Tiles * tile_tokens; i += warp_size) {
+      const index_t distance = token + i < end ? args.newest - args.positions[head][token + i] : 0;
+      distances[i] = {far_feature(cta, distance), near_feature(cta, distance)};
     }
+    cta.sync_warp();
   }
-  KVEVICT_DEVICE void products(int tile, const float (&c)[Tiles][4], std::int64_t) {
+  KVEVICT_DEVICE void products(int tile, const float (&c)[Tiles][4], index_t) {
     KVEVICT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const HiddenUnit unit = hidden[tile * tile_rows + cta.lane() / 4 + 8 * half];
       KVEVICT_UNROLL
       for (int i = 0; i < 2 * Tiles; ++i) {
         float x = c[i / 2][2 * half + (i & 1)] * unit.scale + unit.b1;
-        x += unit.far * far[i / 2][i & 1] + unit.near * near[i / 2][i & 1];
+        if (args.distance) {
+          const Distances d = distances[token_of_register(cta.lane(), i / 2, i & 1)];
+          x += unit.far * d.far + unit.near * d.near;
+        }
         score[i / 2][i & 1] += unit.w2 * (x / (1.f + cta.exp2(-log2_e * x)));
       }
     }
   }
-  KVEVICT_DEVICE void finish(std::int64_t token) {
+  KVEVICT_DEVICE void finish(index_t token) {
     KVEVICT_UNROLL
     for (int i = 0; i < 2 * Tiles; ++i) {
       const float sum = sum_over_rows(cta, score[i / 2][i & 1]);
-      const std::int64_t at = token + token_of_register(cta.lane(), i / 2, i & 1);
+      const index_t at = token + token_of_register(cta.lane(), i / 2, i & 1);
       if (cta.lane() < 4 && at < end) args.out[head * args.out_stride + at] = sum;
     }
   }
@@ -112,23 +126,12 @@ KVEVICT_DEVICE void score_tokens(Cta& cta, const TokenArgs<T>& args, unsigned ch
   auto* hidden = reinterpret_cast<HiddenUnit*>(staged + args.chunk_tiles * tile_pieces(Blocks, args.terms));
   const int units = args.row_tiles * tile_rows;
   for (int i = cta.thread(); i < units; i += cta.threads()) hidden[i] = args.hidden[std::int64_t{head} * units + i];
-  const std::int64_t columns = std::int64_t{args.steps} * cta.warps() * (Tiles * tile_tokens);
-  TokenProblem<T, Blocks, Tiles, Cta> problem{cta,
-                                              args,
-                                              args.keys[head],
-                                              args.values[head],
-                                              head,
-                                              hidden,
-                                              args.row_tiles,
-                                              args.chunk_tiles,
-                                              args.terms,
-                                              args.steps,
-                                              columns * cta.block_x(),
-                                              0,
-                                              {},
-                                              {},
-                                              {}};
-  problem.end = least(problem.keys.rows, problem.first + columns);
+  auto* distances = reinterpret_cast<Distances*>(hidden + units) + cta.warp() * (Tiles * tile_tokens);
+  const index_t columns = args.steps * cta.warps() * (Tiles * tile_tokens);
+  TokenProblem<T, Blocks, Tiles, Cta> problem{
+      cta, args,      head, hidden, args.row_tiles, args.chunk_tiles, args.terms, args.steps, cta.block_x() * columns,
+      0,   distances, {}};
+  problem.end = least(static_cast<index_t>(args.keys[head].rows), problem.first + columns);
   if (problem.first < problem.end) walk_tiles<T, Blocks, Tiles>(cta, problem, staged);
 }
 
@@ -160,16 +163,16 @@ KVEVICT_DEVICE void fill_turns(Cta& cta, const TurnArgs& args) {
   out[args.pairs + pair] = static_cast<float>(factor * cta.sine(angle));
 }
 
-// Rows of one head as dense float32, [tokens][cols]; turned back where `turns` is not null. Thread i of block x handles
-// row (x * threads + i) / cols.
+// Rows of one head as dense float32, [tokens][packed_stride] with zeros behind their end; turned back where `turns` is
+// not null. Thread i of block x handles element x * threads + i.
 template <class T, class Cta>
 KVEVICT_DEVICE void widen_rows(Cta& cta, const Rows<const T>& from, const index_t* positions, const TurnArgs* turns,
                                float* to) {
   const std::int64_t i = std::int64_t{cta.block_x()} * cta.threads() + cta.thread();
-  const std::int64_t row = i / from.cols;
-  const auto col = static_cast<index_t>(i % from.cols);
+  const std::int64_t stride = packed_stride<float>(from.cols), row = i / stride;
+  const auto col = static_cast<index_t>(i % stride);
   if (row >= from.rows) return;
-  float x = to_float(from.at(row, col));
+  float x = col < from.cols ? to_float(from.at(row, col)) : 0.f;
   if (turns && col < 2 * turns->pairs) {
     const index_t pair = turns->interleaved ? col / 2 : col % turns->pairs;
     const bool second = turns->interleaved ? col % 2 == 1 : col >= turns->pairs;

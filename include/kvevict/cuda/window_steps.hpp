@@ -32,8 +32,7 @@ struct WindowArgs {
   const index_t* const* key_positions;  // [heads] of [tokens], ascending; null: row j has position j
   const index_t* query_positions;       // [recorded], ascending
   index_t heads, group, window, recorded;
-  bool whole_keys, whole_queries;  // rows_are_whole of all of them
-  float softmax_scale;
+  float scale;       // of the logits, in base 2: softmax scale * log2(e)
   const float* lse;  // [heads * group][recorded], natural logarithm; null: row_lse
   index_t* visible;  // [heads][window]: keys that a row sees
   LogSum* partial;   // [heads][splits][group * window]
@@ -61,9 +60,11 @@ struct WindowArgs {
   }
 };
 
-struct WindowRow {
+// A row of a tile. It takes part in its query head's sums with exp2(logit - lse); the factor of the sums is in there.
+struct alignas(16) WindowRow {
   float lse;
-  index_t visible;
+  index_t visible;  // tokens [0, visible) are seen; none by a row that only fills the tile
+  int done;         // the query head that ends with this tile, or -1
 };
 
 // Shared memory, in this order; a multiple of 16 bytes each.
@@ -121,28 +122,24 @@ template <class T, int Tiles, class Cta>
 struct WindowProblem {
   Cta& cta;
   const WindowArgs<T>& args;
-  Rows<const T> keys;
   index_t head, tokens, used;
   int tiles_per_q;  // row tiles of a query head
-  float scale;      // logits in base 2
   WindowRow* rows;  // shared, [row_tiles * tile_rows]
   // for walk_tiles
-  int row_tiles, chunk_tiles, terms, steps;
-  std::int64_t first, end;
+  static constexpr int terms = 1;
+  int row_tiles, chunk_tiles, steps;
+  index_t first, end;
 
   KVEVICT_DEVICE WindowProblem(Cta& block, const WindowArgs<T>& a, index_t h, WindowRow* shared_rows)
       : cta(block),
         args(a),
-        keys(a.keys[h]),
         head(h),
-        tokens(static_cast<index_t>(keys.rows)),
+        tokens(static_cast<index_t>(a.keys[h].rows)),
         used(tokens == 0 ? 0 : window_rows_used(a.window, tokens)),
         tiles_per_q(static_cast<int>(ceil_div(used, tile_rows))),
-        scale(a.softmax_scale * log2_e),
         rows(shared_rows),
         row_tiles(row_tiles_of(a, used)),
         chunk_tiles(a.chunk_tiles),
-        terms(1),
         steps(a.steps),
         first(0),
         end(0) {}
@@ -151,16 +148,19 @@ struct WindowProblem {
   KVEVICT_DEVICE index_t query_head(int tile) const { return tile / tiles_per_q; }
   KVEVICT_DEVICE index_t window_row(int tile, int row) const { return tile % tiles_per_q * tile_rows + row; }
 
-  KVEVICT_DEVICE void read_rows(bool with_lse) {
+  // factor_log2: logarithm of the factor that all sums get.
+  KVEVICT_DEVICE void read_rows(bool with_lse, float factor_log2) {
     for (int r = cta.thread(); r < row_tiles * tile_rows; r += cta.threads()) {
-      const index_t q = query_head(r / tile_rows), i = window_row(r / tile_rows, r % tile_rows);
-      WindowRow row{0.f, 0};
+      const int tile = r / tile_rows;
+      const index_t q = query_head(tile), i = window_row(tile, r % tile_rows);
+      WindowRow row{0.f, 0, (tile + 1) % tiles_per_q == 0 ? q : -1};
       if (i < used) {
         row.visible = args.visible[std::int64_t{head} * args.window + i];
         if (with_lse && args.lse)
           row.lse = log2_e * args.lse[(std::int64_t{head} * args.group + q) * args.recorded + args.recorded - used + i];
         else if (with_lse) row.lse = args.row_lse[(std::int64_t{head} * args.group + q) * args.window + i];
       }
+      row.lse -= factor_log2;
       rows[r] = row;
     }
   }
@@ -169,12 +169,13 @@ struct WindowProblem {
     const index_t i = window_row(tile, row);
     if (i >= used) return Piece{{0, 0, 0, 0}};
     const Rows<const T>& q = args.queries[std::int64_t{head} * args.group + query_head(tile)];
-    return load_piece(q.row(args.recorded - used + i), q.cols, q.col_stride, block, t, args.whole_queries);
+    return piece_row(q, args.recorded - used + i, t)[block];
   }
-  KVEVICT_DEVICE Piece token_piece(std::int64_t token, int block, int t) const {
-    if (token < 0 || token >= end) return Piece{{0, 0, 0, 0}};
-    return load_piece(keys.row(token), keys.cols, keys.col_stride, block, t, args.whole_keys);
+  KVEVICT_DEVICE PieceRow token_row(index_t token, int t) const {
+    if (token < 0 || token >= end) return {};
+    return piece_row(args.keys[head], token, t);  // read again for each step: its registers are needed meanwhile
   }
+  KVEVICT_DEVICE Piece token_piece(const PieceRow& row, int block) const { return row[block]; }
 };
 
 // ---- first pass: log-sum-exp ----
@@ -188,26 +189,25 @@ struct LseProblem : WindowProblem<T, Tiles, Cta> {
     for (int r = block.lane(); r < Base::row_tiles * tile_rows; r += warp_size) sums[r] = {lowest_float, 0.f};
   }
 
-  KVEVICT_DEVICE void begin(std::int64_t) {}
-  KVEVICT_DEVICE void finish(std::int64_t) {}
-  KVEVICT_DEVICE void products(int tile, const float (&c)[Tiles][4], std::int64_t token) {
+  KVEVICT_DEVICE void begin(index_t) {}
+  KVEVICT_DEVICE void finish(index_t) {}
+  KVEVICT_DEVICE void products(int tile, const float (&c)[Tiles][4], index_t token) {
     const int lane = this->cta.lane();
     KVEVICT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = tile * tile_rows + lane / 4 + 8 * half;
-      const std::int64_t visible = least<std::int64_t>(this->rows[row].visible, this->end);
+      const index_t sees = least(this->rows[row].visible, this->end) - (token + 2 * (lane % 4));
       float highest = lowest_float;
       KVEVICT_UNROLL
       for (int i = 0; i < 2 * Tiles; ++i)
-        if (token + token_of_register(lane, i / 2, i & 1) < visible)
-          highest = most(highest, c[i / 2][2 * half + (i & 1)] * this->scale);
+        if (token_offset(i / 2, i & 1) < sees) highest = most(highest, c[i / 2][2 * half + (i & 1)] * this->args.scale);
       highest = most(highest, this->cta.shuffle_xor(highest, 1));
       highest = most(highest, this->cta.shuffle_xor(highest, 2));
       float sum = 0.f;
       KVEVICT_UNROLL
       for (int i = 0; i < 2 * Tiles; ++i)
-        if (token + token_of_register(lane, i / 2, i & 1) < visible)
-          sum += this->cta.exp2(c[i / 2][2 * half + (i & 1)] * this->scale - highest);
+        if (token_offset(i / 2, i & 1) < sees)
+          sum += this->cta.exp2(c[i / 2][2 * half + (i & 1)] * this->args.scale - highest);
       sum += this->cta.shuffle_xor(sum, 1);
       sum += this->cta.shuffle_xor(sum, 2);
       if (lane % 4 == 0) sums[row] = add(this->cta, sums[row], {highest, sum});
@@ -227,10 +227,10 @@ KVEVICT_DEVICE void sum_exponentials(Cta& cta, const WindowArgs<T>& args, unsign
   auto* rows = reinterpret_cast<WindowRow*>(shared + layout.pieces);
   auto* sums = reinterpret_cast<LogSum*>(shared + layout.pieces + layout.rows);
   LseProblem<T, Tiles, Cta> problem(cta, args, cta.block_y(), rows, sums);
-  problem.first = std::int64_t{cta.block_x()} * args.steps * cta.warps() * (Tiles * tile_tokens);
-  problem.end = least<std::int64_t>(problem.tokens,
-                                    problem.first + std::int64_t{args.steps} * cta.warps() * (Tiles * tile_tokens));
-  problem.read_rows(false);
+  const index_t columns = args.steps * cta.warps() * (Tiles * tile_tokens);
+  problem.first = cta.block_x() * columns;
+  problem.end = least(problem.tokens, problem.first + columns);
+  problem.read_rows(false, 0.f);
   if (problem.first < problem.end) walk_tiles<T, Blocks, Tiles>(cta, problem, reinterpret_cast<Piece*>(shared));
   cta.sync();
   LogSum* out = args.partial + (std::int64_t{problem.head} * args.splits + cta.block_x()) * args.group * args.window;
@@ -265,57 +265,60 @@ struct ScoreProblem : WindowProblem<T, Tiles, Cta> {
   float* sums;  // shared, [sum_rows][columns]
   index_t columns;
   bool each_head;  // a row of sums per query head, or their maximum
-  float weight;
-  float column[Tiles][2], grouped[Tiles][2];
+  float column[Tiles][2];
 
   KVEVICT_DEVICE ScoreProblem(Cta& block, const WindowArgs<T>& a, index_t h, WindowRow* shared_rows, float* shared_sums)
-      : Base(block, a, h, shared_rows), sums(shared_sums), columns(0), each_head(!a.one_sum()), weight(1.f) {
-    if (a.mean_rows) weight /= static_cast<float>(Base::used);
-    if (!each_head && a.group_op == GroupOp::mean) weight /= static_cast<float>(a.group);
-  }
+      : Base(block, a, h, shared_rows), sums(shared_sums), columns(0), each_head(!a.one_sum()) {}
 
-  KVEVICT_DEVICE void begin(std::int64_t) {
-    KVEVICT_UNROLL
-    for (int i = 0; i < 2 * Tiles; ++i) column[i / 2][i & 1] = grouped[i / 2][i & 1] = 0.f;
+  // Of every probability: means over rows, and over query heads where these are added up at once.
+  KVEVICT_DEVICE float factor() const {
+    float out = 1.f;
+    if (this->args.mean_rows) out /= static_cast<float>(this->used);
+    if (!each_head && this->args.group_op == GroupOp::mean) out /= static_cast<float>(this->args.group);
+    return out;
   }
-  KVEVICT_DEVICE void products(int tile, const float (&c)[Tiles][4], std::int64_t token) {
+  KVEVICT_DEVICE void begin(index_t) {
+    KVEVICT_UNROLL
+    for (int i = 0; i < 2 * Tiles; ++i) column[i / 2][i & 1] = 0.f;
+  }
+  KVEVICT_DEVICE void products(int tile, const float (&c)[Tiles][4], index_t token) {
     const int lane = this->cta.lane();
     KVEVICT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const WindowRow row = this->rows[tile * tile_rows + lane / 4 + 8 * half];
+      const index_t sees = row.visible - (token + 2 * (lane % 4));  // from the lane's first token on
       KVEVICT_UNROLL
       for (int i = 0; i < 2 * Tiles; ++i) {
-        const float logit = c[i / 2][2 * half + (i & 1)] * this->scale;
-        if (token + token_of_register(lane, i / 2, i & 1) < row.visible)
-          column[i / 2][i & 1] += this->cta.exp2(logit - row.lse);
+        const float logit = c[i / 2][2 * half + (i & 1)] * this->args.scale;
+        if (token_offset(i / 2, i & 1) < sees) column[i / 2][i & 1] += this->cta.exp2(logit - row.lse);
       }
     }
-    if (!each_head || (tile + 1) % this->tiles_per_q != 0) return;
-    const bool keep = this->args.sum_rows() > 1;
+    const int done = this->rows[tile * tile_rows].done;
+    if (each_head && done >= 0) store(done, token);
+  }
+  KVEVICT_DEVICE void finish(index_t token) {
+    if (!each_head) store(0, token);
+  }
+  // Adds up the columns over the lanes that share them; one lane keeps each. Query heads with one row of sums: the
+  // maximum.
+  KVEVICT_DEVICE void store(index_t q, index_t token) {
+    const int lane = this->cta.lane();
+    const bool one_row = this->args.sum_rows() == 1, raise = one_row && q > 0;
+    token += 2 * (lane % 4);
+    float* to = sums + (one_row ? 0 : q * columns) + (token - this->first);
+    const index_t low = lane < 4 ? -token : columns, room = this->end - token;
     KVEVICT_UNROLL
     for (int i = 0; i < 2 * Tiles; ++i) {
-      const float sum = weight * sum_over_rows(this->cta, column[i / 2][i & 1]);
+      const int at = token_offset(i / 2, i & 1);
+      const float sum = sum_over_rows(this->cta, column[i / 2][i & 1]);
       column[i / 2][i & 1] = 0.f;
-      if (keep) store(this->query_head(tile), token + token_of_register(lane, i / 2, i & 1), sum);
-      else grouped[i / 2][i & 1] = most(grouped[i / 2][i & 1], sum);
+      if (low <= at && at < room) to[at] = raise ? most(to[at], sum) : sum;
     }
-  }
-  KVEVICT_DEVICE void finish(std::int64_t token) {
-    if (each_head && this->args.sum_rows() > 1) return;
-    KVEVICT_UNROLL
-    for (int i = 0; i < 2 * Tiles; ++i) {
-      const float sum = each_head ? grouped[i / 2][i & 1] : weight * sum_over_rows(this->cta, column[i / 2][i & 1]);
-      store(0, token + token_of_register(this->cta.lane(), i / 2, i & 1), sum);
-    }
-  }
-  KVEVICT_DEVICE void store(index_t row, std::int64_t token, float sum) {
-    if (this->cta.lane() < 4 && token >= 0 && token < this->end)
-      sums[std::int64_t{row} * columns + (token - this->first)] = sum;
   }
 
   // One token's value after pooling.
   KVEVICT_DEVICE float pooled(index_t row, index_t at) const {
-    const float* in = sums + std::int64_t{row} * columns + at;
+    const float* in = sums + row * columns + at;
     float out = in[0];
     for (index_t o = 1; o < 2 * this->args.halo() + 1; ++o)
       out = this->args.pool == PoolOp::max ? most(out, in[o]) : out + in[o];
@@ -332,14 +335,14 @@ KVEVICT_DEVICE void score_window(Cta& cta, const WindowArgs<T>& args, unsigned c
   ScoreProblem<T, Tiles, Cta> problem(cta, args, cta.block_y(), rows, sums);
   const index_t halo = args.halo(), columns = args.steps * cta.warps() * (Tiles * tile_tokens);
   const index_t each = columns - 2 * halo, past = problem.tokens - problem.used, sum_rows = args.sum_rows();
-  const std::int64_t begin = std::int64_t{cta.block_x()} * each;
+  const index_t begin = cta.block_x() * each;
   problem.columns = columns;
   problem.first = begin - halo;
   problem.end = past;
   if (begin < past) {
     const float padding = args.pool == PoolOp::max ? minus_infinity() : 0.f;
-    for (std::int64_t i = cta.thread(); i < std::int64_t{sum_rows} * columns; i += cta.threads()) sums[i] = padding;
-    problem.read_rows(true);
+    for (index_t i = cta.thread(); i < sum_rows * columns; i += cta.threads()) sums[i] = padding;
+    problem.read_rows(true, cta.log2(problem.factor()));
     walk_tiles<T, Blocks, Tiles>(cta, problem, reinterpret_cast<Piece*>(shared));
     cta.sync();
   }
