@@ -77,7 +77,7 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
   std::vector<Tasks> files;
   for (const std::string& f : split_outside(options.tasks, ',')) files.emplace_back(f);
   LkvTeacher teacher(options.model);
-  LkvTrainer trainer(common.exec(), teacher, files, recipe);
+  LkvTrainer trainer(common.exec(), teacher, files, recipe, TeacherFolder(options.cache));
   const std::filesystem::path out = common.out;
   std::filesystem::path state = out;
   state += ".state";

@@ -4,10 +4,13 @@
 // The texts are run on the half-precision rows, by the same code as the student: a mask of ones has no loss at all.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvevict/cache/ragged.hpp"
@@ -15,7 +18,9 @@
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
+#include "kvevict/lkv/noise.hpp"
 #include "kvevict/model/backward.hpp"
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/model/frozen_weights.hpp"
@@ -26,16 +31,38 @@ namespace kvevict {
 struct TeacherText {
   std::vector<index_t> tokens;
   index_t first_scored = 0;
-  std::vector<float> hidden;  // [scored][layers][hidden]
+  std::span<const float> hidden;  // [scored][layers][hidden]
 
   index_t scored() const noexcept { return static_cast<index_t>(tokens.size()) - first_scored; }
 };
 
+// Views point into `memory` or `file`.
 struct TeacherContext {
   index_t tokens = 0;
-  std::vector<fp16_t> keys, values;  // [layers][kv_heads][tokens][head_dim], keys after RoPE
-  std::vector<TeacherText> probes;   // those that the full cache answers
+  std::span<const fp16_t> keys, values;  // [layers][kv_heads][tokens][head_dim], keys after RoPE
+  std::vector<TeacherText> probes;       // those that the full cache answers
   TeacherText continuation;
+
+  struct Memory {
+    std::vector<fp16_t> keys, values;
+    std::vector<float> hidden;
+  };
+  std::unique_ptr<Memory> memory;
+  std::unique_ptr<Safetensors> file;
+
+  // Residual rows of all texts, one after the other, the continuation last.
+  void point_into(std::span<const float> hidden) {
+    std::size_t rows = static_cast<std::size_t>(continuation.scored());
+    for (const TeacherText& t : probes) rows += static_cast<std::size_t>(t.scored());
+    const std::size_t stride = rows == 0 ? 0 : hidden.size() / rows;
+    std::size_t at = 0;
+    const auto take = [&](TeacherText& t) {
+      t.hidden = hidden.subspan(at, static_cast<std::size_t>(t.scored()) * stride);
+      at += t.hidden.size();
+    };
+    for (TeacherText& t : probes) take(t);
+    take(continuation);
+  }
 };
 
 // One at a time.
@@ -49,11 +76,23 @@ class LkvTeacher {
   const ModelConfig& config() const noexcept { return decoder_.config(); }
   const FrozenWeights<float>& weights() const noexcept { return weights_; }
 
+  // Differs between models, as far as their sizes, their final norm and their first embeddings do.
+  std::uint64_t fingerprint() const {
+    std::uint64_t hash = static_cast<std::uint64_t>(config().layers);
+    const auto add = [&](const float* x, index_t count) {
+      for (index_t i = 0; i < count; ++i) hash = detail::splitmix64(hash ^ std::bit_cast<std::uint32_t>(x[i]));
+    };
+    add(weights_.norm(), config().hidden);
+    add(weights_.embedding().data, config().hidden);
+    add(weights_.layer(config().layers - 1).down.data, config().feed_forward);
+    return hash;
+  }
+
   // continuation: tokens of it that are fed. Throws format_error where the model has not enough positions.
   TeacherContext context(const host_exec& exec, const Tasks& tasks, index_t context, index_t continuation);
 
  private:
-  bool answers(std::size_t row, const Probe& probe, index_t first_scored);
+  bool answers(index_t row, const Probe& probe);
 
   Decoder decoder_;
   FrozenWeights<float> weights_;
@@ -61,10 +100,11 @@ class LkvTeacher {
   ForwardState state_;
 };
 
-inline bool LkvTeacher::answers(std::size_t row, const Probe& probe, index_t first_scored) {
+// row: of the last forward pass, where the first token of the answer is predicted.
+inline bool LkvTeacher::answers(index_t row, const Probe& probe) {
   std::vector<const float*> rows;
   for (std::size_t i = 0; i < probe.answer.size(); ++i)
-    rows.push_back(student_.hidden(config().layers - 1, static_cast<index_t>(row + i) + first_scored));
+    rows.push_back(student_.hidden(config().layers - 1, row + static_cast<index_t>(i)));
   const auto logits = student_.logits(rows);
   for (std::size_t i = 0; i < probe.answer.size(); ++i) {
     const float* x = logits.row(static_cast<index_t>(i));
@@ -79,6 +119,8 @@ inline TeacherContext LkvTeacher::context(const host_exec& exec, const Tasks& ta
   const CacheShape shape = decoder_.cache_shape();
   TeacherContext out;
   out.tokens = static_cast<index_t>(tokens.size());
+  out.memory = std::make_unique<TeacherContext::Memory>();
+  auto& memory = *out.memory;
 
   std::vector<const Probe*> asked;
   std::vector<TeacherText> texts;
@@ -111,14 +153,17 @@ inline TeacherContext LkvTeacher::context(const host_exec& exec, const Tasks& ta
     for (std::int64_t r = 0; r < rows.rows; ++r)
       for (index_t c = 0; c < rows.cols; ++c) to.push_back(from_float<fp16_t>(rows.at(r, c)));
   };
-  for (auto* to : {&out.keys, &out.values})
+  for (auto* to : {&memory.keys, &memory.values})
     to->reserve(static_cast<std::size_t>(shape.heads_total()) * tokens.size() *
                 static_cast<std::size_t>(shape.head_dim_k));
   for (index_t l = 0; l < shape.layers; ++l)
     for (index_t h = 0; h < shape.kv_heads; ++h) {
-      narrow(cache.keys(l, h), out.keys);
-      narrow(cache.values(l, h), out.values);
+      narrow(cache.keys(l, h), memory.keys);
+      narrow(cache.values(l, h), memory.values);
     }
+
+  out.keys = memory.keys;
+  out.values = memory.values;
 
   MaskedContext<float, fp16_t> masked;
   masked.tokens = out.tokens;
@@ -130,17 +175,17 @@ inline TeacherContext LkvTeacher::context(const host_exec& exec, const Tasks& ta
   for (std::size_t i = 0; i < texts.size(); ++i) {
     TeacherText& t = texts[i];
     if (i < asked.size() && asked[i]->full == Probe::FullCache::unchecked &&
-        !answers(static_cast<std::size_t>(offsets[i]), *asked[i], t.first_scored))
+        !answers(offsets[i] + t.first_scored, *asked[i]))
       continue;
-    t.hidden.reserve(static_cast<std::size_t>(t.scored()) * static_cast<std::size_t>(shape.layers) * width);
     for (index_t r = t.first_scored; r < static_cast<index_t>(t.tokens.size()); ++r)
       for (index_t l = 0; l < shape.layers; ++l) {
         const float* h = student_.hidden(l, offsets[i] + r);
-        t.hidden.insert(t.hidden.end(), h, h + width);
+        memory.hidden.insert(memory.hidden.end(), h, h + width);
       }
     if (i < asked.size()) out.probes.push_back(std::move(t));
     else out.continuation = std::move(t);
   }
+  out.point_into(memory.hidden);
   return out;
 }
 

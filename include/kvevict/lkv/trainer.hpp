@@ -37,6 +37,7 @@
 #include "kvevict/lkv/schedule.hpp"
 #include "kvevict/lkv/student.hpp"
 #include "kvevict/lkv/teacher.hpp"
+#include "kvevict/lkv/teacher_file.hpp"
 
 namespace kvevict {
 
@@ -56,8 +57,8 @@ struct TrainingStep {
 class TrainingSet {
  public:
   // limit: contexts of each length, 0: all. Throws std::invalid_argument where nothing is left to train on.
-  TrainingSet(LkvTeacher& teacher, std::span<const Tasks> files, const LkvRecipe& recipe)
-      : teacher_(&teacher), continuation_(recipe.continuation) {
+  TrainingSet(LkvTeacher& teacher, std::span<const Tasks> files, const LkvRecipe& recipe, TeacherFolder folder)
+      : teacher_(&teacher), folder_(std::move(folder)), continuation_(recipe.continuation) {
     for (const Tasks& f : files) {
       f.check_vocabulary(teacher.config().vocabulary);
       for (index_t c = 0; c < f.contexts(); ++c) {
@@ -93,7 +94,7 @@ class TrainingSet {
   }
   const TeacherContext& teacher(const host_exec& exec, Entry& e) {
     if (!e.teacher)
-      e.teacher = std::make_unique<TeacherContext>(teacher_->context(exec, *e.file, e.context, continuation_));
+      e.teacher = std::make_unique<TeacherContext>(folder_.context(exec, *teacher_, *e.file, e.context, continuation_));
     return *e.teacher;
   }
   // The list that holds the n-th context, counted over all lengths.
@@ -116,6 +117,7 @@ class TrainingSet {
 
  private:
   LkvTeacher* teacher_;
+  TeacherFolder folder_;
   index_t continuation_;
   std::map<index_t, std::vector<Entry>> by_length_, apart_;
   std::size_t contexts_ = 0;
@@ -124,11 +126,12 @@ class TrainingSet {
 class LkvTrainer {
  public:
   // Throws std::invalid_argument for an impossible recipe or files without contexts.
-  LkvTrainer(const host_exec& exec, LkvTeacher& teacher, std::span<const Tasks> files, const LkvRecipe& recipe)
+  LkvTrainer(const host_exec& exec, LkvTeacher& teacher, std::span<const Tasks> files, const LkvRecipe& recipe,
+             TeacherFolder folder = TeacherFolder())
       : exec_(exec),
         teacher_(&teacher),
         recipe_(checked(recipe)),
-        set_(teacher, files, recipe),
+        set_(teacher, files, recipe, std::move(folder)),
         layout_(recipe.sizes(teacher.config().cache_shape())),
         parameters_(initial_parameters<float>(layout_, recipe.seed)),
         gradients_(layout_.size()),
