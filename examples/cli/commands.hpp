@@ -58,7 +58,7 @@ void eval(const Common& common, const EvalOptions& options);
 
 // train lkv: budgets and scores learned through a model. Common's `out` is the checkpoint.
 struct TrainLkvOptions {
-  std::string model, tasks, config, model_name;
+  std::string model, tasks, config, cache, model_name;
   std::map<std::string, std::string> values;        // of the recipe, as given
   std::int64_t report = 10, check = 60, save = 10;  // steps between lines, hard losses, saved states
   bool half = true;

@@ -141,6 +141,7 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
     lkv->add_option("--tasks", shared->tasks, "task files, comma separated")->required();
     lkv->add_option("--out", common.out, "checkpoint to write; its state while training lies beside it")->required();
     lkv->add_option("--config", shared->config, "JSON file of recipe values; flags win");
+    lkv->add_option("--cache", shared->cache, "folder that keeps what the full model says about each context");
     lkv->add_option("--model-name", shared->model_name, "name to store; the folder's by default");
     lkv->add_option("--half", shared->half, "store float16")->capture_default_str();
     for (const auto& [flag, value] :
