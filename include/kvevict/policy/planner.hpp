@@ -105,6 +105,7 @@ class LayerPlanner {
                                     layer_totals_[static_cast<std::size_t>(o.layer)], rows, plan_.audit);
       }
     select(exec, o.layer, matrix);
+    ++next_layer_;
     return plan_.layer(o.layer);
   }
 
@@ -115,14 +116,13 @@ class LayerPlanner {
     // The columns of the next layer may differ, so each layer keeps its own matrix.
     widths_.push_back(o.most_tokens());
     scores_.push_back(score(exec, o));
-    plan_.offsets.push_back(0);  // counted by check_layer; finish() replaces the offsets
-    for (index_t h = 1; h < shape_.kv_heads; ++h) plan_.offsets.push_back(0);
+    ++next_layer_;
   }
 
   // The whole plan, after the last layer. The planner is spent.
   EvictionPlan finish(const host_exec& exec) {
-    if (done_layers() != shape_.layers)
-      fail_argument("finish: ", done_layers(), " of ", shape_.layers, " layers were planned");
+    if (next_layer_ != shape_.layers)
+      fail_argument("finish: ", next_layer_, " of ", shape_.layers, " layers were planned");
     if constexpr (GlobalAllocator<A>)
       if (kind_ == AllocatorKind::global) {
         std::vector<LayerScores> layers;
@@ -132,7 +132,6 @@ class LayerPlanner {
         }
         allocator_.allocate_all(exec, layers, plan_.granted,
                                 {rows_.data(), shape_.layers, shape_.kv_heads, shape_.kv_heads}, plan_.audit);
-        plan_.offsets.resize(1);
         for (const LayerScores& l : layers) select(exec, l.layer, l.scores);
       }
     if (cut_heads_ > 0)
@@ -143,9 +142,6 @@ class LayerPlanner {
   }
 
  private:
-  index_t done_layers() const noexcept {
-    return static_cast<index_t>((std::ssize(plan_.offsets) - 1) / shape_.kv_heads);
-  }
   std::span<index_t> layer_rows(index_t l) {
     return std::span(rows_).subspan(static_cast<std::size_t>(shape_.at(l, 0)),
                                     static_cast<std::size_t>(shape_.kv_heads));
@@ -178,8 +174,8 @@ class LayerPlanner {
 
   template <class T>
   void check_layer(const LayerObservation<T>& o) const {
-    if (o.layer != done_layers())
-      fail_argument("planner: layer ", o.layer, " given where layer ", done_layers(), " is next");
+    if (o.layer != next_layer_)
+      fail_argument("planner: layer ", o.layer, " given where layer ", next_layer_, " is next");
     if (!(o.shape == shape_) || std::ssize(o.keys) != shape_.kv_heads)
       fail_argument("planner: the observation of layer ", o.layer, " has another shape than the planner (",
                     o.shape.kv_heads, " heads against ", shape_.kv_heads, ", head dimension ", o.shape.head_dim_k,
@@ -265,6 +261,7 @@ class LayerPlanner {
   std::vector<std::vector<float>> scores_;  // [layers][kv_heads * width], global allocators
   std::vector<index_t> widths_;             // [layers], global allocators
   EvictionPlan plan_;
+  index_t next_layer_ = 0;
   std::int64_t cut_heads_ = 0;
   index_t least_kept_ = 0, least_asked_ = 0;
 };
