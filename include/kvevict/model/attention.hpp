@@ -47,7 +47,8 @@ struct AttentionBlock {
 
   static std::size_t floats(index_t rows, index_t depth_k, index_t width_v) noexcept {
     return static_cast<std::size_t>(rows) * static_cast<std::size_t>(depth_k + width_v + key_tile + 2) +
-           static_cast<std::size_t>(key_tile) * static_cast<std::size_t>(depth_k + width_v) + 6 * 16;
+           static_cast<std::size_t>(panel) * static_cast<std::size_t>(depth_k) +
+           static_cast<std::size_t>(key_tile) * static_cast<std::size_t>(width_v) + 6 * 16;
   }
   AttentionBlock(float* memory, index_t most_rows, index_t g, index_t dk, index_t wv) noexcept
       : rows(0), group(g), depth_k(dk), width_v(wv) {
@@ -55,7 +56,7 @@ struct AttentionBlock {
     queries = take(std::int64_t{most_rows} * dk);
     out = take(std::int64_t{most_rows} * wv);
     scores = take(std::int64_t{most_rows} * key_tile);
-    keys = take(std::int64_t{key_tile} * dk);
+    keys = take(std::int64_t{panel} * dk);
     values = take(std::int64_t{key_tile} * wv);
     top = take(most_rows);
     sum = take(most_rows);
@@ -67,10 +68,24 @@ template <class T>
 void pack_keys(const Rows<const T>& keys, index_t first, index_t count, index_t dims, float* out) {
   for (index_t p = 0; p < count; p += panel, out += panel * dims) {
     const index_t width = std::min(panel, count - p);
+    index_t done = 0;  // dimensions
+    if constexpr (std::same_as<T, float>) {
+      // A step of decoding packs keys for one query: squares are transposed in registers.
+      if (width == panel && keys.col_stride == 1)
+        for (; done + lanes <= dims; done += lanes)
+          for (index_t j = 0; j < panel; j += lanes) {
+            Vec square[lanes];
+#pragma GCC unroll 16
+            for (index_t i = 0; i < lanes; ++i) square[i] = load(keys.row(first + p + j + i) + done);
+            transpose(square);
+#pragma GCC unroll 16
+            for (index_t i = 0; i < lanes; ++i) store(out + (done + i) * panel + j, square[i]);
+          }
+    }
     if (width < panel) std::fill_n(out, panel * dims, 0.f);
     for (index_t j = 0; j < width; ++j) {
       const T* row = keys.row(first + p + j);
-      for (index_t c = 0; c < dims; ++c) out[c * panel + j] = to_float(row[c * keys.col_stride]);
+      for (index_t c = done; c < dims; ++c) out[c * panel + j] = to_float(row[c * keys.col_stride]);
     }
   }
 }
@@ -127,10 +142,11 @@ void attend_part(AttentionBlock& block, const AttendedRows<T>& part, index_t hea
       std::same_as<T, float> && values.blocks == nullptr && values.col_stride == 1 && values.cols == block.width_v;
   for (index_t k = begin / key_tile * key_tile; k < end; k += key_tile) {
     const index_t width = std::min(key_tile, end - k);
-    pack_keys(keys, k, width, block.depth_k, block.keys);
-    for (index_t p = 0; p < width; p += panel)
-      multiply_panel(block.rows, block.queries, block.depth_k, block.keys + p * block.depth_k, panel, block.depth_k,
-                     block.scores + p, key_tile, false);
+    for (index_t p = 0; p < width; p += panel) {  // a panel is used at once, out of the first-level cache
+      pack_keys(keys, k + p, std::min(panel, width - p), block.depth_k, block.keys);
+      multiply_panel(block.rows, block.queries, block.depth_k, block.keys, panel, block.depth_k, block.scores + p,
+                     key_tile, false);
+    }
     for (index_t r = 0; r < block.rows; ++r) {
       const index_t i = query + r / block.group;
       float* row = block.scores + r * key_tile;

@@ -2,9 +2,11 @@
 // lane by lane, so that the kernels of model/ are written once for SSE, AVX2, AVX-512 and NEON.
 #pragma once
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace kvevict::kernel {
 
@@ -43,6 +45,21 @@ inline float max_lanes(Vec v) noexcept {
   float m = v[0];
   for (int i = 1; i < lanes; ++i) m = v[i] > m ? v[i] : m;
   return m;
+}
+
+// Swaps the blocks beside the diagonal of every 2s x 2s block of a matrix of rows a (row i) and b (row i + s).
+template <int s, std::size_t... I>
+void swap_blocks(Vec& a, Vec& b, std::index_sequence<I...>) noexcept {
+  const Vec first = __builtin_shufflevector(a, b, ((I & s) ? lanes + static_cast<int>(I) - s : static_cast<int>(I))...);
+  b = __builtin_shufflevector(a, b, ((I & s) ? lanes + static_cast<int>(I) : static_cast<int>(I) + s)...);
+  a = first;
+}
+template <int s = lanes / 2>
+void transpose(Vec (&rows)[lanes]) noexcept {
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i)
+    if ((i & s) == 0) swap_blocks<s>(rows[i], rows[i + s], std::make_index_sequence<lanes>{});
+  if constexpr (s > 1) transpose<s / 2>(rows);
 }
 
 // e^x to 2 ulp for x in [-87, 88]; 0 below (also for -inf), the value at 88 above.
