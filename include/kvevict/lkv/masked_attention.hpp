@@ -70,12 +70,14 @@ class MaskedAttentionState {
   }
 
  private:
-  static Matrix<T> matrix(std::vector<T>& memory, index_t rows, index_t cols) {
+  // Aligned: where vector instructions begin in a row decides the last bits, and must not depend on the allocator.
+  using Memory = std::vector<T, Eigen::aligned_allocator<T>>;
+  static Matrix<T> matrix(Memory& memory, index_t rows, index_t cols) {
     const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols);
     if (memory.size() < size) memory.resize(size);
     return {memory.data(), rows, cols, cols};
   }
-  std::vector<T> exponentials_, local_, scratch_, normaliser_;
+  Memory exponentials_, local_, scratch_, normaliser_;
 };
 
 namespace detail {

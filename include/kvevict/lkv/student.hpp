@@ -55,7 +55,7 @@ class LkvStudent {
   // One forward and backward pass. Adds the gradients of LKV-T to `gradients` (laid out as parameters) and fills in the
   // results of each task.
   void train(std::span<const float> parameters, const StudentMasks& how, double beta, std::span<StudentTask> tasks,
-             std::vector<float>& gradients) {
+             std::span<float> gradients) {
     prepare(tasks);
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       score(parameters, tasks[i], memory_[i]);
@@ -211,7 +211,7 @@ class LkvStudent {
   }
 
   void gradient(std::span<const float> parameters, const StudentMasks& how, StudentTask& task, Memory& m,
-                std::vector<float>& gradients) {
+                std::span<float> gradients) {
     const auto n = static_cast<std::size_t>(m.u.cols);
     task.grad_ratios.resize(heads());
     for (std::size_t h = 0; h < heads(); ++h) {

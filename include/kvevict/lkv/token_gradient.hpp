@@ -19,7 +19,7 @@ namespace kvevict {
 // object; its memory grows to the largest batch.
 template <std::floating_point T>
 struct TokenNetState {
-  std::vector<T> before;
+  std::vector<T, Eigen::aligned_allocator<T>> before;  // aligned, so that results do not depend on the allocator
 };
 
 namespace detail {

@@ -7,6 +7,7 @@
 // follows. Everything random is counted, not streamed: a run that resumes from a saved state gives the same weights as
 // one that was never broken, and the number of threads changes nothing.
 #pragma once
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -133,12 +134,14 @@ class LkvTrainer {
         recipe_(checked(recipe)),
         set_(teacher, files, recipe, std::move(folder)),
         layout_(recipe.sizes(teacher.config().cache_shape())),
-        parameters_(initial_parameters<float>(layout_, recipe.seed)),
         gradients_(layout_.size()),
         adam_(layout_.size(), {0.9, 0.999, 1e-8, recipe.weight_decay, recipe.clip}),
         scale_(InputScale::identity(layout_.sizes())),
         rope_(teacher.config().rope()),
-        unrotation_(rope_, set_.longest()) {}
+        unrotation_(rope_, set_.longest()) {
+    const auto first = initial_parameters<float>(layout_, recipe.seed);
+    parameters_.assign(first.begin(), first.end());
+  }
   LkvTrainer(const LkvTrainer&) = delete;
   LkvTrainer& operator=(const LkvTrainer&) = delete;
 
@@ -182,14 +185,16 @@ class LkvTrainer {
   LkvRecipe recipe_;
   TrainingSet set_;
   LkvLayout layout_;
-  std::vector<float> parameters_, gradients_;
+  // Aligned, so that no bit depends on where an allocator put them.
+  using Aligned = std::vector<float, Eigen::aligned_allocator<float>>;
+  Aligned parameters_, gradients_;
   AdamW<float> adam_;
   InputScale scale_;
   bool scaled_ = false;
   Rope rope_;
   KeyUnrotation unrotation_;
   std::vector<std::unique_ptr<LkvStudent>> students_;  // one per group of a step
-  std::vector<std::vector<float>> group_gradients_;    // likewise
+  std::vector<Aligned> group_gradients_;               // likewise
   std::vector<double> retains_;                        // of the tasks that were drawn last
 };
 
@@ -358,9 +363,7 @@ inline void LkvTrainer::save(const std::filesystem::path& path) {
   out.metadata("recipe", recipe_.text());
   out.metadata("data", set_.fingerprint());
   out.metadata("steps_done", std::to_string(steps_done()));
-  const auto add = [&](const char* name, const std::vector<float>& v) {
-    out.add(name, {std::ssize(v)}, std::span<const float>(v));
-  };
+  const auto add = [&](const char* name, const auto& v) { out.add(name, {std::ssize(v)}, std::span<const float>(v)); };
   add("parameters", parameters_);
   add("adam.mean", adam_.mean);
   add("adam.square", adam_.square);
@@ -377,7 +380,7 @@ inline void LkvTrainer::resume(const std::filesystem::path& path) {
     meta.fail("recipe", "another one: " + meta.text("recipe") + "; this run has " + recipe_.text());
   if (meta.text("data") != set_.fingerprint())
     meta.fail("data", "the state was made with other contexts than those of the given task files");
-  const auto take = [&](const char* name, std::vector<float>& to) {
+  const auto take = [&](const char* name, auto& to) {
     const TensorView& tensor = file.at(name);
     require_shape(tensor, {std::ssize(to)});
     const auto values = tensor.as<float>();

@@ -105,7 +105,7 @@ class FrozenWeights {
   }
 
   detail::WeightFolder folder_;
-  std::vector<std::vector<T>> converted_;
+  std::vector<std::vector<T, Eigen::aligned_allocator<T>>> converted_;
   FrozenMatrix<T> embedding_, output_;
   const T* norm_ = nullptr;
   std::vector<FrozenLayer<T>> layers_;

@@ -96,7 +96,8 @@ void gated_row_backward(T* gate, T* up, index_t width, const T* dout) {
   }
 }
 
-// Memory that grows to the largest matrix asked for and stays.
+// Memory that grows to the largest matrix asked for and stays. Aligned: where vector instructions begin in a row
+// decides the last bits, and must not depend on the allocator.
 template <class T>
 class GrowingMatrix {
  public:
@@ -107,7 +108,7 @@ class GrowingMatrix {
   }
 
  private:
-  std::vector<T> memory_;
+  std::vector<T, Eigen::aligned_allocator<T>> memory_;
 };
 
 }  // namespace kvevict::detail
