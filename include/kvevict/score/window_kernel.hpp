@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
@@ -43,37 +44,54 @@ void stage_tile(const Rows<const T>& keys, std::int64_t first, std::size_t count
   std::fill_n(out, (count + block_keys - 1) / block_keys * block_keys * stride - count * stride, 0.f);
 }
 
+// Products of one key with a panel: c += *key * b. Written out, so that c stays in registers at every optimisation
+// level.
+template <int V>
+[[gnu::always_inline]] inline void add_products(const float* key, const lanes::Vec (&b)[V], lanes::Vec (&c)[V]) {
+  const lanes::Vec a = lanes::set(*key);
+  c[0] = lanes::mul_add(a, b[0], c[0]);
+  if constexpr (V == 2) c[1] = lanes::mul_add(a, b[1], c[1]);
+}
+template <int V>
+[[gnu::always_inline]] inline void load_vectors(const float* from, lanes::Vec (&to)[V]) {
+  to[0] = lanes::load(from);
+  if constexpr (V == 2) to[1] = lanes::load(from + lanes::width);
+}
+template <int V>
+[[gnu::always_inline]] inline void store_vectors(const lanes::Vec (&from)[V], float* to) {
+  lanes::store(from[0], to);
+  if constexpr (V == 2) lanes::store(from[1], to + lanes::width);
+}
+template <int V>
+[[gnu::always_inline]] inline void clear_vectors(lanes::Vec (&c)[V]) {
+  c[0] = lanes::zero();
+  if constexpr (V == 2) c[1] = lanes::zero();
+}
+
 // x [block_keys][V vectors] = products of a block of keys, `key_stride` floats apart, with a panel of V vectors.
 // Never inlined: the registers are to hold the products alone. Three keys share a pointer, for there are not enough
-// registers for a pointer each.
-template <int V>
-[[gnu::noinline]] void block_products(const float* keys, std::size_t key_stride, const float* panel, std::size_t dim,
-                                      float* x) {
-  using lanes::Vec;
-  constexpr int K = lanes::block_keys, shared = 3;
-  static_assert(K % shared == 0);
+// registers for a pointer each. KEY: 0, 1, ... block_keys - 1.
+template <int V, std::size_t... KEY>
+[[gnu::noinline]] void block_products(std::index_sequence<KEY...>, const float* keys, std::size_t key_stride,
+                                      const float* panel, std::size_t dim, float* x) {
+  constexpr std::size_t shared = 3;
+  static_assert(block_keys % shared == 0 && sizeof...(KEY) == block_keys && V <= 2);
   const std::size_t offset[shared] = {0, key_stride, 2 * key_stride};
-  const float* row[K / shared];
-  for (int i = 0; i < K / shared; ++i) row[i] = keys + static_cast<std::size_t>(shared * i) * key_stride;
-  Vec c[K][V];
-  for (int i = 0; i < K; ++i)
-    for (int v = 0; v < V; ++v) c[i][v] = lanes::zero();
+  const float* const row[block_keys] = {keys + KEY / shared * shared * key_stride...};
+  lanes::Vec b[V], c[block_keys][V];
+  (clear_vectors<V>(c[KEY]), ...);
 #pragma GCC unroll 4
   for (std::size_t k = 0; k < dim; ++k, panel += V * lanes::width) {
-    Vec b[V];
-    for (int v = 0; v < V; ++v) b[v] = lanes::load(panel + static_cast<std::size_t>(v) * lanes::width);
-    for (int i = 0; i < K; ++i) {
-      const Vec a = lanes::set(row[i / shared][k + offset[i % shared]]);
-      for (int v = 0; v < V; ++v) c[i][v] = lanes::mul_add(a, b[v], c[i][v]);
-    }
+    load_vectors<V>(panel, b);
+    (add_products<V>(row[KEY / shared * shared] + (k + offset[KEY % shared]), b, c[KEY]), ...);
   }
-  for (int i = 0; i < K; ++i)
-    for (int v = 0; v < V; ++v) lanes::store(c[i][v], x + static_cast<std::size_t>(i * V + v) * lanes::width);
+  (store_vectors<V>(c[KEY], x + KEY * V * lanes::width), ...);
 }
 inline void block_products(std::size_t vectors, const float* keys, std::size_t key_stride, const float* panel,
                            std::size_t dim, float* x) {
-  if (vectors == panel_vectors) block_products<panel_vectors>(keys, key_stride, panel, dim, x);
-  else block_products<1>(keys, key_stride, panel, dim, x);
+  constexpr std::make_index_sequence<block_keys> all;
+  if (vectors == panel_vectors) block_products<panel_vectors>(all, keys, key_stride, panel, dim, x);
+  else block_products<1>(all, keys, key_stride, panel, dim, x);
 }
 
 // What follows works on x [keys][stride] of `vectors` vectors; the arrays per slot begin at the panel's first slot.

@@ -550,12 +550,12 @@ TEST_CASE("illegal parameters and outputs are refused") {
   CHECK_THROWS_AS(plain(4).score(host_exec{}, layer.observation(), {out.data(), 1, 15, 15}), std::invalid_argument);
 }
 
-TEST_CASE("U1: one row of scores per KV head, not per query head") {
+TEST_CASE("U1, U3: one row of scores per KV head; per query head only where group=none says so") {
   Layer<float> layer = random_layer<float>({1, 2, 4, 8, 8}, {64, 64}, 32);
   CHECK(scores_of(WindowAttention{}, layer).size() == 2);
   WindowAttention s;
   s.group = GroupReduction::none;
-  CHECK(scores_of(s, layer).size() == 4);  // U3: the other granularity has a name
+  CHECK(scores_of(s, layer).size() == 4);
 }
 
 TEST_CASE("U17: 16 tokens with a window of 32 are scored with 8 rows") {
