@@ -31,7 +31,7 @@ struct Plan {
       offsets.push_back(static_cast<std::int64_t>(rows.size()));
     }
   }
-  cuda::KeepRows keep() const { return {offsets.data(), rows.data(), tokens.data()}; }
+  cuda::KeepRows keep() const { return {offsets.data(), rows.data(), static_cast<std::int64_t>(rows.size()), tokens.data()}; }
 };
 
 std::vector<unsigned char> random_bytes(std::size_t n) {

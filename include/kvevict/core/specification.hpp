@@ -71,11 +71,19 @@ bool parse_value(std::string_view s, E& v) {
   return false;
 }
 
+namespace detail {
+// Takes any parameter. A named type, since nvcc does not see through a lambda in a concept.
+struct AnyParameter {
+  template <class V>
+  void operator()(std::string_view, const V&) const {}
+};
+}  // namespace detail
+
 // A part that lists its parameters.
 template <class P>
 concept Specified = requires(const P& p) {
   { P::name } -> std::convertible_to<std::string_view>;
-  P::parameters(p, [](std::string_view, const auto&) {});
+  P::parameters(p, detail::AnyParameter{});
 };
 
 // name(key=value,...), every parameter printed; a nested part stands in <> behind the name.

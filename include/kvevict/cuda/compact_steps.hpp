@@ -32,13 +32,14 @@ struct RowStore {
 
 // Rows that stay, as HeadRows on the device.
 struct KeepRows {
-  const std::int64_t* offsets;  // [heads + 1], not necessarily from 0
-  const index_t* rows;
+  const std::int64_t* offsets;  // [heads + 1], ascending, not necessarily from 0
+  const index_t* rows;          // [listed]
+  std::int64_t listed;
   const index_t* tokens;  // [heads]: rows before
 
   KVEVICT_HOST_DEVICE index_t count(index_t head) const noexcept {
-    const std::int64_t all = offsets[head + 1] - offsets[head];
-    return static_cast<index_t>(least<std::int64_t>(most<std::int64_t>(0, all), tokens[head]));
+    const std::int64_t first = offsets[head], end = least(offsets[head + 1], listed);
+    return first < 0 ? 0 : static_cast<index_t>(least<std::int64_t>(most<std::int64_t>(0, end - first), tokens[head]));
   }
   // The i-th kept row, inside the head whatever the plan says (check_rows tells about bad ones).
   KVEVICT_HOST_DEVICE index_t row(index_t head, std::int64_t i) const noexcept {
@@ -139,7 +140,7 @@ KVEVICT_DEVICE void check_rows(Cta& cta, const KeepRows& keep, bool equal_heads,
   const index_t head = cta.block_x(), tokens = keep.tokens[head];
   const std::int64_t begin = keep.offsets[head], count = keep.offsets[head + 1] - begin;
   const bool uneven = equal_heads && count != keep.offsets[1] - keep.offsets[0];
-  if (count < 0 || count > tokens || uneven) {
+  if (begin < 0 || count < 0 || count > tokens || begin + count > keep.listed || uneven) {
     if (cta.thread() == 0) cta.smallest_global(*error, error_word(Fault::bad_plan, first_row + head, 0));
     return;
   }

@@ -31,7 +31,8 @@ struct cuda_error : std::runtime_error {
 };
 
 // Device memory of the caller. take returns at least `bytes` bytes, 256-byte aligned, usable by work that is queued in
-// `stream` afterwards; give gets them back behind all work queued there so far. `state` is handed through.
+// `stream` afterwards; give gets them back behind all work queued there so far. `state` is handed through. Outlives
+// what it gave memory to.
 struct DeviceMemory {
   void* (*take)(void* state, std::size_t bytes, cudaStream_t stream) = nullptr;
   void (*give)(void* state, void* pointer, std::size_t bytes, cudaStream_t stream) = nullptr;

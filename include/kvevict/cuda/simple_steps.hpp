@@ -61,11 +61,11 @@ template <class T, class Cta>
 KVEVICT_DEVICE float row_norm(Cta& cta, const RowPieces<T>& row) {
   float sum = 0.f;
   KVEVICT_UNROLL
-  for (int p = 0; p < most_row_pieces; ++p) KVEVICT_UNROLL
-  for (int e = 0; e < RowPieces<T>::elements; ++e) {
-    const float x = piece_element<T>(row.piece[p], e);
-    sum += x * x;
-  }
+  for (int p = 0; p < most_row_pieces; ++p)
+    for (int e = 0; e < RowPieces<T>::elements; ++e) {
+      const float x = piece_element<T>(row.piece[p], e);
+      sum += x * x;
+    }
   return cta.sqrt(row_sum(cta, sum));
 }
 
@@ -107,15 +107,15 @@ KVEVICT_DEVICE void sum_directions(Cta& cta, const KeyArgs<T>& args, float* shar
     const RowPieces<T> row = load_row(keys, base + own, cta.lane());
     const float inverse = 1.f / most(row_norm(cta, row), 1e-12f);
     KVEVICT_UNROLL
-    for (int p = 0; p < most_row_pieces; ++p) KVEVICT_UNROLL
-    for (int e = 0; e < elements; ++e) sum[p][e] += piece_element<T>(row.piece[p], e) * inverse;
+    for (int p = 0; p < most_row_pieces; ++p)
+      for (int e = 0; e < elements; ++e) sum[p][e] += piece_element<T>(row.piece[p], e) * inverse;
   }
   KVEVICT_UNROLL
-  for (int p = 0; p < most_row_pieces; ++p) KVEVICT_UNROLL
-  for (int e = 0; e < elements; ++e) {
-    const index_t col = (cta.lane() % row_lanes + p * row_lanes) * elements + e;
-    if (col < keys.cols) shared[std::int64_t{own} * keys.cols + col] = sum[p][e];
-  }
+  for (int p = 0; p < most_row_pieces; ++p)
+    for (int e = 0; e < elements; ++e) {
+      const index_t col = (cta.lane() % row_lanes + p * row_lanes) * elements + e;
+      if (col < keys.cols) shared[std::int64_t{own} * keys.cols + col] = sum[p][e];
+    }
   cta.sync();
   float* out = args.partial + (std::int64_t{head} * args.parts + cta.block_x()) * keys.cols;
   for (index_t c = cta.thread(); c < keys.cols; c += cta.threads()) {
@@ -148,11 +148,11 @@ KVEVICT_DEVICE void score_directions(Cta& cta, const KeyArgs<T>& args, float* sh
     const RowPieces<T> key = load_row(keys, row, cta.lane());
     float dot = 0.f;
     KVEVICT_UNROLL
-    for (int p = 0; p < most_row_pieces; ++p) KVEVICT_UNROLL
-    for (int e = 0; e < RowPieces<T>::elements; ++e) {
-      const index_t col = (cta.lane() % row_lanes + p * row_lanes) * RowPieces<T>::elements + e;
-      if (col < keys.cols) dot += piece_element<T>(key.piece[p], e) * shared[col];
-    }
+    for (int p = 0; p < most_row_pieces; ++p)
+      for (int e = 0; e < RowPieces<T>::elements; ++e) {
+        const index_t col = (cta.lane() % row_lanes + p * row_lanes) * RowPieces<T>::elements + e;
+        if (col < keys.cols) dot += piece_element<T>(key.piece[p], e) * shared[col];
+      }
     dot = row_sum(cta, dot);
     const float score = -dot / most(row_norm(cta, key) * length, 1e-8f);
     if (row >= keys.rows) continue;
