@@ -50,7 +50,7 @@ using Passes = PortablePasses;
 
 // Bytes of n keys and of what passes may write behind them, rounded up so that what follows is aligned.
 constexpr std::size_t key_bytes(std::int64_t n) noexcept {
-  return (static_cast<std::size_t>(n) * sizeof(std::int32_t) + 64 + 63) / 64 * 64;
+  return (static_cast<std::size_t>(n + Passes::slack) * sizeof(std::int32_t) + 63) / 64 * 64;
 }
 constexpr std::size_t select_scratch_bytes(std::int64_t n) noexcept {
   return 64 + key_bytes(n) + radix_bins * sizeof(std::uint32_t);

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -69,12 +70,12 @@ inline constexpr struct Positions {
 template <int always, KeyForm form, class Bits>
 std::int64_t emit_blocks(const Bits* bits, std::int64_t n, std::int32_t bound, index_t base, index_t* out,
                          std::int64_t room) {
-  const __m512i all = _mm512_load_si512(positions.at);
+  const __m512i all = _mm512_load_si512(positions.at), step = _mm512_set1_epi32(64);
+  __m512i first = _mm512_set1_epi32(base);
   std::int64_t taken = 0, i = 0;
   for (; i + 64 <= n && taken + 64 <= room; i += 64) {
     const std::uint64_t mask = above_mask<form>(bits + i, bound, ~std::uint64_t{0});
     const __m512i packed = _mm512_maskz_compress_epi8(mask, all);
-    const __m512i first = _mm512_set1_epi32(base + static_cast<index_t>(i));
     const int count = std::popcount(mask);
     const auto store = [&](int q, __m128i quarter) {
       _mm512_storeu_si512(out + taken + 16 * q, _mm512_add_epi32(_mm512_cvtepu8_epi32(quarter), first));
@@ -84,12 +85,12 @@ std::int64_t emit_blocks(const Bits* bits, std::int64_t n, std::int32_t bound, i
     if (always > 2 || count > 32) store(2, _mm512_extracti32x4_epi32(packed, 2));
     if (always > 3 || count > 48) store(3, _mm512_extracti32x4_epi32(packed, 3));
     taken += count;
+    first = _mm512_add_epi32(first, step);
   }
   for (; i < n && taken < room; i += 64) {  // the end of the scores or of the room: masked
     const std::uint64_t live = n - i < 64 ? (std::uint64_t{1} << (n - i)) - 1 : ~std::uint64_t{0};
     const std::uint64_t mask = above_mask<form>(bits + i, bound, live);
     const __m512i packed = _mm512_maskz_compress_epi8(mask, all);
-    const __m512i first = _mm512_set1_epi32(base + static_cast<index_t>(i));
     const auto count = static_cast<int>(std::min<std::int64_t>(std::popcount(mask), room - taken));
     const __m128i quarters[4] = {_mm512_castsi512_si128(packed), _mm512_extracti32x4_epi32(packed, 1),
                                  _mm512_extracti32x4_epi32(packed, 2), _mm512_extracti32x4_epi32(packed, 3)};
@@ -98,6 +99,7 @@ std::int64_t emit_blocks(const Bits* bits, std::int64_t n, std::int32_t bound, i
       _mm512_mask_storeu_epi32(out + taken + 16 * q, lanes, _mm512_add_epi32(_mm512_cvtepu8_epi32(quarters[q]), first));
     }
     taken += count;
+    first = _mm512_add_epi32(first, step);
   }
   return taken;
 }
@@ -105,8 +107,9 @@ std::int64_t emit_blocks(const Bits* bits, std::int64_t n, std::int32_t bound, i
 // The emit() of the passes.
 template <KeyForm form, class Bits>
 std::int64_t emit(const Bits* bits, std::int64_t n, std::int32_t bound, index_t base, index_t* out, std::int64_t room) {
-  // Mean indices per block and two standard deviations of a random choice, at most 8.
-  const std::int64_t expected = n > 0 ? 64 * room / n + 8 : 0;
+  // Indices per block: mean and two standard deviations of a random choice.
+  const double share = n > 0 ? static_cast<double>(room) / static_cast<double>(n) : 0;
+  const double expected = 64 * share + 16 * std::sqrt(std::max(0.0, share * (1 - share)));
   if (expected <= 16) return emit_blocks<1, form>(bits, n, bound, base, out, room);
   if (expected <= 32) return emit_blocks<2, form>(bits, n, bound, base, out, room);
   if (expected <= 48) return emit_blocks<3, form>(bits, n, bound, base, out, room);

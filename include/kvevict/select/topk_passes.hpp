@@ -30,6 +30,9 @@ constexpr std::int32_t bound_in_form(std::int32_t ordered) noexcept {
   return form == KeyForm::negative ? ordered - 1 : ordered;
 }
 
+// A range whose upper end is this is open: nothing lies above it.
+inline constexpr std::int32_t no_bound = std::numeric_limits<std::int32_t>::max();
+
 // Calls f.template operator()<form>() with the form that fits comparisons with ordered keys in [lo, hi].
 template <class F>
 constexpr auto with_form(std::int32_t lo, std::int32_t hi, F&& f) {
@@ -62,25 +65,35 @@ struct KthKey {
 
 struct PortablePasses {
   static constexpr const char* name = "portable";
-  static constexpr std::int64_t short_row = 128;  // up to here the k-th key is found directly
+  static constexpr std::int64_t sampled_row = 2048;  // above this many keys a sample is taken, which has fewer
+  static constexpr std::int64_t short_row = 64;      // up to here the k-th key is found directly
   static constexpr std::int64_t short_sample = 256, long_sample = 1024, long_row = 65536;
+  static constexpr double open_share = 0.0;  // with less than this share above the range, it is left open
   static constexpr double spread = 3.0;      // half the bracket, in standard deviations of the sample
-  static constexpr std::int64_t slack = 16;  // entries that collect() may write behind the last one
+  static constexpr std::int64_t slack = 64;  // entries that may be written behind the last key
 
   // Counts keys above the range and appends those inside to out (in the form), from out[found.inside] on.
   template <KeyForm form, class Bits>
   static void collect(const Bits* bits, std::int64_t n, KeyRange range, std::int32_t* out, Collected& found) {
     constexpr std::int32_t most = std::numeric_limits<Bits>::max();
-    std::int64_t above = 0, inside = found.inside;
-    std::int32_t magnitude = found.magnitude;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int32_t b = bits[i], key = key_in_form<form>(b, most);
-      magnitude = std::max(magnitude, b & most);
-      above += key > range.hi;
-      out[inside] = key;
-      inside += (key >= range.lo) & (key <= range.hi);
+    const auto width = static_cast<std::uint32_t>(range.hi) - static_cast<std::uint32_t>(range.lo);
+    for (std::int64_t first = 0; first < n; first += 512) {  // two loops, of which compilers vectorise the first
+      const std::int64_t last = std::min<std::int64_t>(n, first + 512);
+      std::int32_t above = 0, magnitude = found.magnitude;
+      for (std::int64_t i = first; i < last; ++i) {
+        above += key_in_form<form>(bits[i], most) > range.hi;
+        magnitude = std::max(magnitude, bits[i] & most);
+      }
+      found.above += above;
+      found.magnitude = magnitude;
+      std::int64_t inside = found.inside;
+      for (std::int64_t i = first; i < last; ++i) {
+        const std::int32_t key = key_in_form<form>(bits[i], most);
+        out[inside] = key;
+        inside += static_cast<std::uint32_t>(key) - static_cast<std::uint32_t>(range.lo) <= width;
+      }
+      found.inside = inside;
     }
-    found = {found.above + above, inside, magnitude};
   }
 
   static Ranked rank(const std::int32_t* keys, std::int64_t n, KeyRange range) {

@@ -97,30 +97,48 @@ HWY_INLINE KeyVector compress_indices([[maybe_unused]] KeyVector index, [[maybe_
 
 struct VectorPasses {
   static constexpr const char* name = simd_target();
-  static constexpr std::int64_t short_row = 128;
+  static constexpr std::int64_t sampled_row = 64, short_row = 64;
   static constexpr std::int64_t short_sample = 64, long_sample = 128, long_row = 65536;
-  static constexpr double spread = 2.0;
+  static constexpr double spread = 2.0, open_share = 0.1;
   static constexpr std::int64_t slack = 64;
 
   template <KeyForm form, class Bits>
-  static HWY_NOINLINE void collect(const Bits* HWY_RESTRICT bits, std::int64_t n, KeyRange range,
-                                   std::int32_t* HWY_RESTRICT out, Collected& found) {
+  static void collect(const Bits* HWY_RESTRICT bits, std::int64_t n, KeyRange range, std::int32_t* HWY_RESTRICT out,
+                      Collected& found) {
+    if (range.hi == no_bound) collect_run<form, true>(bits, n, range, out, found);
+    else collect_run<form, false>(bits, n, range, out, found);
+  }
+
+  // open: nothing lies above the range, so one comparison tells.
+  template <KeyForm form, bool open, class Bits>
+  static HWY_NOINLINE void collect_run(const Bits* HWY_RESTRICT bits, std::int64_t n, KeyRange range,
+                                       std::int32_t* HWY_RESTRICT out, Collected& found) {
     const KeyTag d;
     constexpr std::int32_t most = std::numeric_limits<Bits>::max();
     const KeyVector mask = hn::Set(d, most), hi = hn::Set(d, range.hi), below = hn::Set(d, range.lo - 1);
     KeyVector largest = hn::Zero(d);
     std::int64_t inside = found.inside, from = 0, i = 0;
     const std::int64_t before = inside;
-    for (; i + lanes <= n; i += lanes) {
-      const KeyVector b = load_bits(bits + i), key = key_in_form<form>(b, mask);
+    const auto step = [&](const Bits* p) HWY_ATTR {
+      const KeyVector b = load_bits(p), key = key_in_form<form>(b, mask);
       largest = hn::Max(largest, hn::And(b, mask));
-      const auto reaches = hn::Gt(key, below), in = hn::AndNot(hn::Gt(key, hi), reaches);
-      from += std::popcount(lane_bits(reaches));
+      auto in = hn::Gt(key, below);
+      if constexpr (!open) {
+        from += std::popcount(lane_bits(in));
+        in = hn::AndNot(hn::Gt(key, hi), in);
+      }
       const std::uint32_t in_bits = lane_bits(in);
       hn::StoreU(compress(key, in, in_bits), d, out + inside);
       inside += std::popcount(in_bits);
+    };
+    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+      step(bits + i);
+      step(bits + i + lanes);
+      step(bits + i + 2 * lanes);
+      step(bits + i + 3 * lanes);
     }
-    found.above += from - (inside - before);
+    for (; i + lanes <= n; i += lanes) step(bits + i);
+    if constexpr (!open) found.above += from - (inside - before);
     found.inside = inside;
     found.magnitude = std::max(found.magnitude, hn::GetLane(hn::MaxOfLanes(d, largest)));
     if (i < n) PortablePasses::collect<form>(bits + i, n - i, range, out, found);
@@ -163,34 +181,34 @@ struct VectorPasses {
     return kept;
   }
 
-  // above[i] = keys greater than keys[i]. n: a multiple of 4 * lanes.
+  // above[i] = keys greater than keys[i], for i up to the next multiple of `lanes`.
   static HWY_INLINE void count_greater(const std::int32_t* keys, std::int64_t n, std::int32_t* above) {
+    std::int64_t first = 0;
+    for (; first + 3 * lanes < n; first += 4 * lanes) count_greater_block<4>(keys, n, first, above);
+    for (; first < n; first += lanes) count_greater_block<1>(keys, n, first, above);
+  }
+
+  template <int vectors>
+  static HWY_INLINE void count_greater_block(const std::int32_t* keys, std::int64_t n, std::int64_t first,
+                                             std::int32_t* above) {
     const KeyTag d;
-    const KeyVector one = hn::Set(d, 1);
-    for (std::int64_t a = 0; a < n; a += 4 * lanes) {
-      const KeyVector v0 = hn::LoadU(d, keys + a), v1 = hn::LoadU(d, keys + a + lanes);
-      const KeyVector v2 = hn::LoadU(d, keys + a + 2 * lanes), v3 = hn::LoadU(d, keys + a + 3 * lanes);
-      KeyVector c0 = hn::Zero(d), c1 = c0, c2 = c0, c3 = c0;
-      const auto count = [&](KeyVector c, KeyVector other, KeyVector v) HWY_ATTR {
-#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
-        return hn::IfThenElse(hn::Gt(other, v), hn::Add(c, one), c);
-#else
-        return hn::Sub(c, hn::VecFromMask(d, hn::Gt(other, v)));
-#endif
-      };
-      for (std::int64_t j = 0; j < n; ++j) {
-        const KeyVector other = hn::Set(d, keys[j]);
-        c0 = count(c0, other, v0);
-        c1 = count(c1, other, v1);
-        c2 = count(c2, other, v2);
-        c3 = count(c3, other, v3);
-      }
-      hn::StoreU(c0, d, above + a);
-      hn::StoreU(c1, d, above + a + lanes);
-      hn::StoreU(c2, d, above + a + 2 * lanes);
-      hn::StoreU(c3, d, above + a + 3 * lanes);
+    [[maybe_unused]] const KeyVector one = hn::Set(d, 1);
+    KeyVector key[vectors], count[vectors];
+    for (int v = 0; v < vectors; ++v) {
+      key[v] = hn::LoadU(d, keys + first + v * lanes);
+      count[v] = hn::Zero(d);
     }
-    (void)one;
+    for (std::int64_t j = 0; j < n; ++j) {
+      const KeyVector other = hn::Set(d, keys[j]);
+      for (int v = 0; v < vectors; ++v) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+        count[v] = hn::IfThenElse(hn::Gt(other, key[v]), hn::Add(count[v], one), count[v]);
+#else
+        count[v] = hn::Sub(count[v], hn::VecFromMask(d, hn::Gt(other, key[v])));
+#endif
+      }
+    }
+    for (int v = 0; v < vectors; ++v) hn::StoreU(count[v], d, above + first + v * lanes);
   }
 
   // The key at a place of the descending order: the least one with at most `place` keys above it.
@@ -205,19 +223,19 @@ struct VectorPasses {
     return hn::GetLane(hn::MinOfLanes(d, least));
   }
 
-  // n: a multiple of 64, at most 128.
+  // n: a multiple of 64, at most long_sample.
   static KeyRange order_statistics(std::int32_t* keys, std::int64_t n, std::int64_t first, std::int64_t last) {
-    HWY_ALIGN std::int32_t above[128];
+    HWY_ALIGN std::int32_t above[long_sample];
     count_greater(keys, n, above);
     return {key_at(keys, above, n, last), key_at(keys, above, n, first)};
   }
 
+  // n <= short_row; keys holds slack behind.
   static HWY_NOINLINE KthKey kth(std::int32_t* keys, std::int64_t n, std::int64_t k) {
-    HWY_ALIGN std::int32_t above[128];
-    const std::int64_t padded = (n + 4 * lanes - 1) / (4 * lanes) * (4 * lanes);
-    std::fill(keys + n, keys + padded, std::numeric_limits<std::int32_t>::min());  // below every key
-    count_greater(keys, padded, above);
-    const std::int32_t key = key_at(keys, above, padded, k - 1);
+    HWY_ALIGN std::int32_t above[short_row + 4 * lanes];
+    std::fill_n(keys + n, 4 * lanes, std::numeric_limits<std::int32_t>::min());  // below every key
+    count_greater(keys, n, above);
+    const std::int32_t key = key_at(keys, above, n, k - 1);
     const Ranked ranked = rank(keys, n, {key, key});
     return {key, ranked.above_lo, ranked.from_lo - ranked.above_lo};
   }

@@ -16,18 +16,20 @@
 
 namespace kvevict::detail {
 
-inline constexpr int radix_bits = 11;
-inline constexpr std::size_t radix_bins = std::size_t{1} << radix_bits;
+inline constexpr std::size_t radix_bins = 2048;
 
-// The k-th largest of keys[0, n), all inside the range, by buckets of equal width. 1 <= k <= n. At most three rounds,
+// The k-th largest of keys[0, n), all inside the range, by buckets of equal width. 1 <= k <= n. At most four rounds,
 // each over fewer keys. `above` counts from these keys only. Reorders.
 template <class Passes>
 KthKey kth_by_radix(std::int32_t* keys, std::int64_t n, std::int64_t k, KeyRange range, std::uint32_t* bins) {
   std::int64_t removed = 0;
+  range = {range.hi, range.lo};  // what the keys really span, so that few of the buckets stay empty
+  for (std::int64_t i = 0; i < n; ++i) range = {std::min(range.lo, keys[i]), std::max(range.hi, keys[i])};
   while (range.lo != range.hi) {
     const auto low = static_cast<std::uint32_t>(range.lo);
     const std::uint32_t width = static_cast<std::uint32_t>(range.hi) - low;
-    const int shift = std::max(0, static_cast<int>(std::bit_width(width)) - radix_bits);
+    const int digits = n < 4096 ? 8 : 11;  // few keys do not pay for many buckets
+    const int shift = std::max(0, static_cast<int>(std::bit_width(width)) - digits);
     std::fill_n(bins, (width >> shift) + 1, 0u);
     for (std::int64_t i = 0; i < n; ++i) ++bins[(static_cast<std::uint32_t>(keys[i]) - low) >> shift];
     std::uint32_t bin = width >> shift;
@@ -43,16 +45,15 @@ KthKey kth_by_radix(std::int32_t* keys, std::int64_t n, std::int64_t k, KeyRange
   return {range.lo, removed, n};
 }
 
-// One position per cell of n / samples, ascending; the multiplicative jitter keeps periodic data from aliasing with the
-// stride. samples: a power of two, at most n.
+// One position in each of `samples` equal cells of [0, n), ascending; the multiplicative jitter keeps periodic data
+// from aliasing with the stride. samples: a power of two, at most n; n < 2^31.
 template <class At>
 void take_sample(At at, std::int64_t n, std::int64_t samples, std::int32_t* out) {
   const int shift = std::countr_zero(static_cast<std::uint64_t>(samples));
-  const auto cell = static_cast<std::uint64_t>(n >> shift);
-  for (std::int64_t j = 0; j < samples; ++j) {
-    const std::uint64_t jitter =
-        (static_cast<std::uint64_t>(static_cast<std::uint32_t>(j + 1) * 0x9e3779b1u) * cell) >> 32;
-    out[j] = at(((j * n) >> shift) + static_cast<std::int64_t>(jitter));
+  const auto length = static_cast<std::uint64_t>(n);
+  for (std::uint32_t j = 0; j < static_cast<std::uint32_t>(samples); ++j) {
+    const std::uint32_t place = (j << (32 - shift)) + (((j + 1) * 0x9e3779b1u) >> shift);  // of 2^32
+    out[j] = at(static_cast<std::int64_t>((place * length) >> 32));
   }
 }
 
@@ -60,23 +61,47 @@ void take_sample(At at, std::int64_t n, std::int64_t samples, std::int32_t* out)
 template <class Passes>
 KeyRange bracket(std::int32_t* sample, std::int64_t samples, std::int64_t n, std::int64_t k, KeyRange all) {
   const double size = static_cast<double>(samples), share = static_cast<double>(k) / static_cast<double>(n);
-  const double margin = Passes::spread * std::sqrt(share * (1 - share) * size) + 1;
+  const double unseen = 1 - size / static_cast<double>(n);  // the sample is drawn without replacement
+  const double margin = Passes::spread * std::sqrt(share * (1 - share) * size * unseen) + 1;
   const auto first = static_cast<std::int64_t>(std::floor(share * size - margin));
   const auto last = static_cast<std::int64_t>(std::ceil(share * size + margin));
   const KeyRange found =
       Passes::order_statistics(sample, samples, std::max<std::int64_t>(first, 0), std::min(last, samples - 1));
-  return {last < samples ? std::max(found.lo, all.lo) : all.lo, first >= 0 ? std::min(found.hi, all.hi) : all.hi};
+  const std::int32_t lo = last < samples ? std::max(found.lo, all.lo) : all.lo;
+  const std::int32_t hi = std::min(found.hi, all.hi);
+  // Few keys above the range cost less when they are collected with the rest than when they are told apart.
+  const bool open = first < static_cast<std::int64_t>(Passes::open_share * size) && lo != hi;
+  return {lo, open ? all.hi : hi};
 }
 
 // The k-th largest of keys[0, n), all inside the range. 1 <= k <= n. `above` counts from these keys only. Reorders.
+// keys holds `room` entries in all, and Passes::slack more.
 template <class Passes>
-KthKey kth_of_keys(std::int32_t* keys, std::int64_t n, std::int64_t k, KeyRange range, std::uint32_t* bins) {
+KthKey kth_of_keys(std::int32_t* keys, std::int64_t n, std::int64_t room, std::int64_t k, KeyRange range,
+                   std::uint32_t* bins) {
   std::int64_t removed = 0;
-  while (n > Passes::short_row && range.lo != range.hi) {
+  std::int32_t* const whole = keys;
+  while (n > Passes::sampled_row && range.lo != range.hi) {
     std::int32_t sample[Passes::short_sample + Passes::slack];
-    const std::int64_t samples = std::min(Passes::short_sample, Passes::short_row);
+    constexpr std::int64_t samples = Passes::short_sample;
     take_sample([keys](std::int64_t i) { return keys[i]; }, n, samples, sample);
     const KeyRange cut = bracket<Passes>(sample, samples, n, k, range);
+    // Usually the cut holds the k-th key and little else. It is collected beside the keys, where there is room, and the
+    // keys stay as they are for the other case.
+    const bool in_front = keys == whole;
+    if (in_front ? 2 * n <= room : n + Passes::slack <= keys - whole) {
+      std::int32_t* const beside = in_front ? whole + n : whole;
+      Collected found;
+      Passes::template collect<KeyForm::positive>(keys, n, cut, beside, found);
+      if (found.above < k && k <= found.above + found.inside && found.inside <= n / 4 * 3) {
+        keys = beside;
+        n = found.inside;
+        k -= found.above;
+        removed += found.above;
+        range = cut;
+        continue;
+      }
+    }
     const Ranked ranked = Passes::rank(keys, n, cut);
     std::int64_t above = 0;
     if (k <= ranked.above_hi) {
@@ -123,25 +148,23 @@ Threshold find_threshold(const Source& source, std::int64_t n, std::int64_t k, s
   constexpr std::int32_t most = Source::infinity;
   constexpr KeyRange all{-most, most};
   KeyRange range = all;
-  if (n > Passes::short_row) {
+  if (n > Passes::sampled_row) {
     std::int32_t sample[Passes::long_sample + Passes::slack];
-    const std::int64_t wanted = n < Passes::long_row ? Passes::short_sample : Passes::long_sample;
-    const std::int64_t samples =
-        std::min(wanted, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(n))));
+    const std::int64_t samples = n < Passes::long_row ? Passes::short_sample : Passes::long_sample;
     take_sample(source.reader(), n, samples, sample);
     range = bracket<Passes>(sample, samples, n, k, all);
   }
   for (;;) {
     Collected found;
     const Threshold threshold = with_form(range.lo, range.hi, [&]<KeyForm form>() -> Threshold {
-      const KeyRange bounds{bound_in_form<form>(range.lo), bound_in_form<form>(range.hi)};
+      const KeyRange bounds{bound_in_form<form>(range.lo), range.hi == most ? no_bound : bound_in_form<form>(range.hi)};
       source.each([&](const auto* bits, std::int64_t count) {
         Passes::template collect<form>(bits, count, bounds, keys, found);
       });
       if (found.magnitude > most) return {.nan = true};
       if (k <= found.above || k > found.above + found.inside) return {};
       const std::int64_t rest = k - found.above;
-      const KthKey kth = kth_of_keys<Passes>(keys, found.inside, rest, bounds, bins);
+      const KthKey kth = kth_of_keys<Passes>(keys, found.inside, n, rest, bounds, bins);
       return {kth.key - bound_in_form<form>(0), rest - kth.above, kth.equal};
     });
     if (threshold.nan || threshold.equal > 0) return threshold;

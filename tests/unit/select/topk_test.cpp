@@ -8,11 +8,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvevict/core/exec.hpp"
@@ -298,6 +300,36 @@ TEST_CASE("radix buckets, the way out of bad samples, find the k-th key and its 
       CHECK(kth.equal == std::count(keys.begin(), keys.end(), expected));
     }
   }
+}
+
+TEST_CASE("a sample that misleads costs passes, not the result") {
+  const auto check = [](auto passes) {
+    using P = decltype(passes);
+    std::vector<std::uint32_t> bins(detail::radix_bins);
+    for (const std::int32_t planted : {-1000000, 0, 1000000}) {  // what every sampled key is replaced by
+      std::vector<std::int32_t> keys(9000);
+      std::mt19937 random(3);
+      for (std::int32_t& key : keys) key = static_cast<std::int32_t>(random() % 2001) - 1000;
+      std::vector<std::int32_t> sample(P::short_sample);
+      const auto plant = [&](std::int64_t i) { return keys[static_cast<std::size_t>(i)] = planted; };
+      detail::take_sample(plant, 9000, P::short_sample, sample.data());
+      std::vector<std::int32_t> sorted = keys;
+      std::sort(sorted.begin(), sorted.end(), std::greater<>{});
+      for (const std::int64_t k : {1, 20, 1000, 4500, 8900, 9000})
+        for (const std::int64_t room : {9000, 30000}) {
+          std::vector<std::int32_t> work(static_cast<std::size_t>(room + P::slack));
+          std::copy(keys.begin(), keys.end(), work.begin());
+          const detail::KthKey kth =
+              detail::kth_of_keys<P>(work.data(), 9000, room, k, {-1000000, 1000000}, bins.data());
+          const std::int32_t expected = sorted[static_cast<std::size_t>(k - 1)];
+          CHECK(kth.key == expected);
+          CHECK(kth.above == std::count_if(keys.begin(), keys.end(), [&](std::int32_t x) { return x > expected; }));
+          CHECK(kth.equal == std::count(keys.begin(), keys.end(), expected));
+        }
+    }
+  };
+  check(detail::Passes{});
+  check(detail::PortablePasses{});
 }
 
 TEST_CASE("flat counts: the best of all rows together, counted per row") {
