@@ -17,6 +17,8 @@ from pathlib import Path
 
 OURS = "kvevict"
 BOUNDS = ("memcpy",)  # and everything that ends with _floor
+THREADS = ".threads"  # operation.threads2: the same with two threads
+WALL = " wall"
 
 
 def is_bound(implementation):
@@ -24,7 +26,11 @@ def is_bound(implementation):
 
 
 def read(paths):
-    """Contexts in order, and times in ns: {operation: {size: {implementation: [repetitions]}}}."""
+    """Contexts in order, and times in ns: {operation: {size: {implementation: [repetitions]}}}.
+
+    Processor time, which other work on the machine disturbs least; wall time where several threads share the work, and
+    for its one-thread twin under the name operation + WALL.
+    """
     contexts, times = [], {}
     scale = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
     for path in paths:
@@ -39,9 +45,12 @@ def read(paths):
             if len(parts) < 3:
                 continue
             operation, implementation, size = parts[0], "/".join(parts[1:-1]), parts[-1]
-            value = run["real_time"] if run.get("threads", 1) > 1 else run["cpu_time"]
-            by_size = times.setdefault(operation, {}).setdefault(size, {})
-            by_size.setdefault(implementation, []).append(value * scale[run.get("time_unit", "ns")])
+            unit = scale[run.get("time_unit", "ns")]
+            parallel = THREADS in operation or run.get("threads", 1) > 1
+            for name, value in ((operation, run["real_time" if parallel else "cpu_time"]),
+                                (operation + WALL, run["real_time"])):
+                by_size = times.setdefault(name, {}).setdefault(size, {})
+                by_size.setdefault(implementation, []).append(value * unit)
     return contexts, times
 
 
@@ -112,6 +121,16 @@ def over_part(by_size, part):
     return table(["size", "", "whole over part"], rows) if rows else ""
 
 
+def over_one_thread(by_size, single):
+    rows = []
+    for size in sorted(by_size, key=size_order):
+        for name, runs in by_size[size].items():
+            if name in single.get(size, {}):
+                ratio = statistics.median(single[size][name]) / statistics.median(runs)
+                rows.append([in_words(size), f"`{name}`", f"{ratio:.2f}x"])
+    return table(["size", "", "over one thread"], rows)
+
+
 def machine_line(context):
     keys = ("cpu", "kvevict_simd", "eigen_simd", "compiler", "flags", "torch", "torch_matmul_gflops", "threads", "processors")
     return "; ".join(f"{k}: {context[k]}" for k in keys if context.get(k))
@@ -126,7 +145,13 @@ def main():
         sys.exit("report.py: no benchmark named operation/implementation/size in " + ", ".join(arguments.files))
     out = [f"Machine: {machine_line(c)}." for c in contexts]
     for operation, by_size in times.items():
+        if operation.endswith(WALL):
+            continue
         out.append(f"### {operation}")
+        single = times.get(operation.split(THREADS)[0] + WALL)
+        if THREADS in operation and single:
+            out.append(over_one_thread(by_size, single))
+            continue
         names = {name for runs in by_size.values() for name in runs}
         rivals = any(n.startswith(OURS) for n in names) and len(names) > 1
         out.append(against_others(by_size) if rivals else among_themselves(by_size))
