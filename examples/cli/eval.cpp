@@ -131,7 +131,7 @@ void eval(const Common& common, const EvalOptions& options) {
   tasks.check_vocabulary(decoder.config().vocabulary);
 
   const std::string state_path = !options.state.empty() || common.out.empty() ? options.state : common.out + ".partial";
-  EvalState state(state_path, run_identity(options, path, policies, retains));
+  EvalState state(state_path, run_identity(options, path, policies, retains), policies.size() * retains.size());
   const auto missing = std::count_if(contexts.begin(), contexts.end(), [&](index_t c) { return !state.find(c); });
   Progress progress(common, static_cast<std::size_t>(missing) * policies.size() * retains.size());
   for (const index_t c : contexts) {

@@ -1,5 +1,6 @@
 #include "cli/eval_state.hpp"
 
+#include <cstddef>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -28,7 +29,8 @@ ContextResult as_result(const nlohmann::json& j) {
 
 }  // namespace
 
-EvalState::EvalState(std::filesystem::path path, nlohmann::json run) : path_(std::move(path)), run_(std::move(run)) {
+EvalState::EvalState(std::filesystem::path path, nlohmann::json run, std::size_t results_per_context)
+    : path_(std::move(path)), run_(std::move(run)) {
   if (path_.empty() || !std::filesystem::exists(path_)) return;
   const std::string where = path_.string();
   std::ifstream in(path_, std::ios::binary);
@@ -39,11 +41,14 @@ EvalState::EvalState(std::filesystem::path path, nlohmann::json run) : path_(std
       fail_format(where, ": is no kvevict-eval-state of version 1; name another file with --state");
     for (const auto& [field, value] : run_.items())
       if (state.at("run").value(field, nlohmann::json()) != value)
-        fail_format(where, ": holds results of another run, with another ", field,
-                    "; remove it to begin anew, or name another file with --state");
+        fail_format(where, ": holds results of a run that differs in '", field,
+                    "'; remove it to begin anew, or name another file with --state");
     for (const auto& entry : state.at("contexts")) {
       auto& results = done_[entry.at("context").get<index_t>()];
       for (const auto& r : entry.at("results")) results.push_back(as_result(r));
+      if (results.size() != results_per_context)
+        fail_format(where, ": is damaged: ", results.size(), " results of a context; ", results_per_context,
+                    " are required");
     }
   } catch (const nlohmann::json::exception& e) {
     fail_format(where, ": is damaged: ", e.what());

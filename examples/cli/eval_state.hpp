@@ -1,5 +1,6 @@
 // What `eval` has finished so far, in a file, so that an interrupted run goes on where it stopped.
 #pragma once
+#include <cstddef>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,7 +15,7 @@ class EvalState {
  public:
   // `run` says everything that results depend on. Reads what is there; a file of another run is a format_error that
   // names what differs.
-  EvalState(std::filesystem::path path, nlohmann::json run);
+  EvalState(std::filesystem::path path, nlohmann::json run, std::size_t results_per_context);
 
   const std::vector<ContextResult>* find(index_t context) const;
   // Keeps the results of a context: [policies * ratios].

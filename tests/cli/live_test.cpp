@@ -193,9 +193,13 @@ TEST_CASE("an interrupted eval goes on where it stopped, and the result is that 
   write_text(w.path("state"), state.dump());
   const Result policy = w.eval({"--policy", "knorm,keydiff", "--retain", "0.4,0.2", "--state", w.path("state")});
   CHECK(policy.status == 1);
-  CHECK(contains(policy.err, "another policies; remove it to begin anew"));
+  CHECK(contains(policy.err, "differs in 'policies'; remove it to begin anew"));
   const Result ratio = w.eval({"--policy", "knorm,snapkv", "--retain", "0.4", "--state", w.path("state")});
-  CHECK(contains(ratio.err, "another retain"));
+  CHECK(contains(ratio.err, "differs in 'retain'"));
+  json short_one = state;
+  short_one["contexts"][0]["results"].erase(0);
+  write_text(w.path("state"), short_one.dump());
+  CHECK(contains(w.eval(with({"--state", w.path("state")})).err, "3 results of a context; 4 are required"));
   write_text(w.path("state"), state.dump().substr(0, 100));
   CHECK(contains(w.eval(with({"--state", w.path("state")})).err, "is not valid JSON"));
 }

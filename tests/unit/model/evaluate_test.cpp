@@ -239,6 +239,22 @@ TEST_CASE("only probes that the full cache answers count; unchecked ones are ask
   CHECK(evaluate(f, policy, 0.3).kl_answers > expected.kl_answers * 1.01);
 }
 
+TEST_CASE("U42: the context is compressed before any question is known; other questions change nothing else") {
+  const Policy policy{Ada<>{}, WindowAttention{}};
+  TaskFile none, other;
+  none.context(context, continuation);
+  other.context(context, continuation).probe(0, other_question, {1, 2});
+  const ContextResult a = evaluate(none, policy, 0.2), b = evaluate(other, policy, 0.2),
+                      c = evaluate(one_context(), policy, 0.2);
+  CHECK(a.probes == 0);
+  for (const ContextResult& r : {b, c}) {
+    CHECK(r.probes == 1);
+    CHECK(r.rows_kept == a.rows_kept);
+    CHECK(r.kl_continuation == doctest::Approx(a.kl_continuation).epsilon(1e-4));
+    CHECK(r.nll_continuation == doctest::Approx(a.nll_continuation).epsilon(1e-5));
+  }
+}
+
 TEST_CASE("a limit on the continuation scores that many tokens less one") {
   const Policy policy{Uniform{}, Position{}};
   TaskFile shorter;
