@@ -138,7 +138,7 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
     auto* lkv = train->add_subcommand("lkv", "budgets and scores, through a frozen model");
     auto shared = std::make_shared<TrainLkvOptions>();
     lkv->add_option("--model", shared->model, "folder of the model")->required();
-    lkv->add_option("--tasks", shared->tasks, "task files, comma separated")->required();
+    lkv->add_option("--tasks", shared->tasks, "task files, comma separated; the shipped training tasks by default");
     lkv->add_option("--out", common.out, "checkpoint to write; its state while training lies beside it")->required();
     lkv->add_option("--config", shared->config, "JSON file of recipe values; flags win");
     lkv->add_option("--cache", shared->cache, "folder that keeps what the full model says about each context");

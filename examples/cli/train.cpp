@@ -75,7 +75,8 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
   };
 
   std::vector<Tasks> files;
-  for (const std::string& f : split_outside(options.tasks, ',')) files.emplace_back(f);
+  const std::string tasks = options.tasks.empty() ? shipped_data("train.safetensors").string() : options.tasks;
+  for (const std::string& f : split_outside(tasks, ',')) files.emplace_back(f);
   LkvTeacher teacher(options.model);
   LkvTrainer trainer(common.exec(), teacher, files, recipe, TeacherFolder(options.cache));
   const std::filesystem::path out = common.out;
