@@ -11,4 +11,4 @@ if [ $# -gt 0 ]; then
   exec build/demo/bin/kvevict compare "$@"
 fi
 exec build/demo/bin/kvevict compare --retain 0.05,0.15,0.3,0.5 --policy \
-  'full,oracle,random,streamingllm,knorm,keydiff,expected,snapkv,snapkv-kvpress,pyramidkv,adakv,ada<pyramid>/snapkv'
+  'full,oracle,random,streamingllm,knorm,keydiff,expected,snapkv,snapkv-kvpress,pyramidkv,adakv,ada<pyramid>/snapkv,lkv,lkv-paper'
