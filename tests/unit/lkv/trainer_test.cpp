@@ -188,27 +188,27 @@ TEST_CASE("every switch of the recipe changes what is learned") {
   auto base = small_recipe();
   base.steps = 2;
   const auto plain = trained(room, base);
-  for (const auto& [key, value] : {std::pair{"noise", "false"},
-                                   {"threshold", "sigmoid"},
-                                   {"budgets", "direct"},
-                                   {"budgets", "uniform"},
-                                   {"beta", "0"},
-                                   {"key_frame", "post-rope"},
-                                   {"features", "none"},
-                                   {"scale_inputs", "false"},
-                                   {"seed", "2"},
-                                   {"retain_spread", "2"},
-                                   {"tau_end", "0.05"},
-                                   {"retain_end", "0.5"},
-                                   {"clip", "0"},
-                                   {"weight_decay", "0.1"},
-                                   {"continuation", "3"},
-                                   {"contexts", "2"},
-                                   {"warm_up", "1"}}) {
+  for (const auto& change : {std::pair{"noise", "false"},
+                             {"threshold", "sigmoid"},
+                             {"budgets", "direct"},
+                             {"budgets", "uniform"},
+                             {"beta", "0"},
+                             {"key_frame", "post-rope"},
+                             {"features", "none"},
+                             {"scale_inputs", "false"},
+                             {"seed", "2"},
+                             {"retain_spread", "2"},
+                             {"tau_end", "0.05"},
+                             {"retain_end", "0.5"},
+                             {"clip", "0"},
+                             {"weight_decay", "0.1"},
+                             {"continuation", "3"},
+                             {"contexts", "2"},
+                             {"warm_up", "1"}}) {
     auto r = base;
-    r.set(key, value);
-    CAPTURE(key);
-    CAPTURE(value);
+    r.set(change.first, change.second);
+    CAPTURE(change.first);
+    CAPTURE(change.second);
     CHECK(trained(room, r) != plain);
   }
 }
