@@ -72,6 +72,7 @@ class AnyScorer {
 // Offers the calls of all three kinds; kind() says which of them work. The others throw std::logic_error.
 class AnyAllocator {
  public:
+  // The order of the constraints matters: a copy must not ask whether it is an allocator.
   template <class A>
   requires(!std::same_as<A, AnyAllocator> && Allocator<A>) explicit AnyAllocator(A allocator)
       : minimum_rows(allocator.minimum_rows), self_(std::make_shared<const Model<A>>(std::move(allocator))) {}
