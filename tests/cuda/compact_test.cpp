@@ -31,7 +31,9 @@ struct Plan {
       offsets.push_back(static_cast<std::int64_t>(rows.size()));
     }
   }
-  cuda::KeepRows keep() const { return {offsets.data(), rows.data(), static_cast<std::int64_t>(rows.size()), tokens.data()}; }
+  cuda::KeepRows keep() const {
+    return {offsets.data(), rows.data(), static_cast<std::int64_t>(rows.size()), tokens.data()};
+  }
 };
 
 std::vector<unsigned char> random_bytes(std::size_t n) {
@@ -70,7 +72,7 @@ TEST_CASE("rows move down in place, whatever order the threads run in") {
         const auto want = kept(store, plan, false);
         const int slices = static_cast<int>(cuda::ceil_div(row_bytes / word, slice));
         const cuda::MoveArgs args{plan.keep(), {{store, store, word, slice, slices}, {}, {}}};
-        INFO("share ", share, ", ", row_bytes, " bytes a row");
+        INFO("share ", share, ", ", store.row_bytes, " bytes a row");
         compact(args, slices, 4, 64, order);
         CHECK(kept(store, plan, true) == want);
       }
