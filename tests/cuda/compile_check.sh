@@ -30,7 +30,7 @@ done
 compile() {  # source, log name, flags...
   local source=$1 log=$2
   shift 2
-  nice "$nvcc" "$@" -Xptxas -v -c "$source" -o "$log.o" > "$log.log" 2>&1 || { touch "$log.failed"; cat "$log.log" >&2; }
+  "$nvcc" "$@" -Xptxas -v -c "$source" -o "$log.o" > "$log.log" 2>&1 || { touch "$log.failed"; cat "$log.log" >&2; }
   rm -f "$log.o"
 }
 started=$SECONDS

@@ -222,6 +222,15 @@ class CudaPlanner {
                       tokens_[static_cast<std::size_t>(shape_.at(o.layer, h))], " were announced to begin()");
   }
 
+  // What the selector protects in a head: what the scorer asks for, or what Ada-KV set aside.
+  Protect head_protection(index_t l, index_t head) const {
+    const Protect asked = scorer_.protection();
+    if constexpr (cuda::IsAda<A>::value)
+      return protection_in_head(allocator_, LayerScores{l, {}, layer_tokens(l), asked, heads_comparable(scorer_)},
+                                layer_totals_[static_cast<std::size_t>(l)], head);
+    else return asked;
+  }
+
   // The same sentence as the host planner's.
   void note_protection() {
     const Protect protect = scorer_.protection();
@@ -229,8 +238,10 @@ class CudaPlanner {
     index_t least_kept = 0, least_asked = 0;
     for (std::size_t i = 0; i < tokens_.size(); ++i) {
       const auto rows = static_cast<index_t>(plan_.offsets[i + 1] - plan_.offsets[i]);
+      const auto at = static_cast<index_t>(i);
       const index_t asked = protect_asked(protect, tokens_[i]).count();
-      const index_t kept = protect_within(protect, tokens_[i], rows).count();
+      const index_t kept =
+          protect_within(head_protection(at / shape_.kv_heads, at % shape_.kv_heads), tokens_[i], rows).count();
       if (rows >= tokens_[i] || kept == asked) continue;
       if (cut++ == 0 || kept < least_kept) {
         least_kept = kept;
