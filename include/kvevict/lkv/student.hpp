@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
@@ -174,6 +175,11 @@ class LkvStudent {
       for (const float s : u) {
         sum += static_cast<double>(s);
         square += static_cast<double>(s) * static_cast<double>(s);
+      }
+      if (!std::isfinite(square)) {
+        const auto at = static_cast<index_t>(h);
+        fail_domain("scores of lkv_t, layer ", at / layout_.sizes().kv_heads, ", head ", at % layout_.sizes().kv_heads,
+                    ", are not finite");
       }
       const auto n = static_cast<double>(u.size());
       deviation += std::sqrt(std::max(0.0, square / n - sum / n * (sum / n)));

@@ -19,6 +19,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -303,7 +304,11 @@ inline TrainingStep LkvTrainer::step() {
   std::vector<StudentTask> tasks = draw(n, out.retain);
   const CounterRandom noise(recipe_.seed, 3);
   const StudentMasks how{recipe_.threshold, out.temperature, recipe_.noise ? &noise : nullptr};
-  run(tasks, &how);
+  try {
+    run(tasks, &how);
+  } catch (const std::domain_error& e) {
+    fail_domain("LKV training: step ", n, ": ", e.what());
+  }
   for (const StudentTask& t : tasks) {
     out.kl += t.loss.kl;
     out.hidden += t.loss.hidden;

@@ -236,6 +236,17 @@ TEST_CASE("a number that is not finite stops the training with the step") {
   auto t = broken.trainer(small_recipe());
   CHECK(contains(message_of<std::domain_error>([&] { t.step(); }), "step 0: the loss is not finite"));
   CHECK(t.steps_done() == 0);
+
+  // Weights that overflow: a saved state with an infinite one.
+  auto state = room.trainer(small_recipe());
+  state.save(room / "state");
+  auto bytes = testing::read_bytes(room / "state");
+  const std::string infinite = {'\0', '\0', '\x80', '\x7f'};
+  bytes.replace(bytes.size() - 4, 4, infinite);  // the last number: an input scale of the last layer
+  testing::write_bytes(room / "state", bytes);
+  auto resumed = room.trainer(small_recipe());
+  resumed.resume(room / "state");
+  CHECK(contains(message_of<std::domain_error>([&] { resumed.step(); }), "step 0: scores of lkv_t, layer 2, head 1"));
 }
 
 TEST_CASE("unchecked probes stay where the full cache answers them, and go where it does not") {
