@@ -8,11 +8,9 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <memory>
 #include <span>
-#include <stdexcept>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,20 +32,18 @@ struct Point {
   index_t k() const { return static_cast<index_t>(n * static_cast<std::size_t>(percent) / 100); }
 };
 
-// The arrays of a point, made once; the cases of one point run one after the other.
+// The arrays of a point, made when first used and kept, so that cases may be interleaved.
 template <class T>
 const std::vector<std::vector<T>>& inputs(const Point& point) {
-  static std::pair<std::tuple<Scores, std::size_t>, std::vector<std::vector<T>>> cached;
-  const std::tuple key{point.kind, point.n};
-  if (cached.second.empty() || cached.first != key) {
-    cached = {key, {}};
-    for (std::size_t i = 0; i < rotation(point.n); ++i) {
-      const std::vector<float> scores = make_scores(point.kind, point.n, static_cast<std::uint32_t>(i + 1));
-      std::vector<T>& array = cached.second.emplace_back(point.n);
-      std::transform(scores.begin(), scores.end(), array.begin(), from_float<T>);
-    }
+  static std::map<std::pair<Scores, std::size_t>, std::vector<std::vector<T>>> made;
+  std::vector<std::vector<T>>& arrays = made[{point.kind, point.n}];
+  while (arrays.size() < rotation(point.n)) {
+    const auto seed = static_cast<std::uint32_t>(arrays.size() + 1);
+    const std::vector<float> scores = make_scores(point.kind, point.n, seed);
+    std::vector<T>& array = arrays.emplace_back(point.n);
+    std::transform(scores.begin(), scores.end(), array.begin(), from_float<T>);
   }
-  return cached.second;
+  return arrays;
 }
 
 // Working memory of every implementation, taken before the clock starts.
