@@ -331,7 +331,7 @@ void launch(Grid grid, int threads, std::size_t shared_bytes, Order order, Body&
   if (order == Order::backward) std::reverse(blocks.begin(), blocks.end());
   if (order == Order::shuffled) std::shuffle(blocks.begin(), blocks.end(), std::mt19937(2));
   for (const Grid at : blocks) {
-    std::memset(block.shared(), 0xcd, shared_bytes);
+    std::fill_n(static_cast<unsigned char*>(block.shared()), shared_bytes, static_cast<unsigned char>(0xcd));
     block.run([&](int t) {
       HostCta cta(block, t, at.x, at.y, at.z);
       body(cta, block.shared());

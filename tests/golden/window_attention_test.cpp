@@ -72,8 +72,9 @@ TEST_CASE("golden: window attention gives the stored scores and kept sets, in on
       }
       ++cases;
       if (c.policy != "SnapKV") continue;  // the rows of Ada-KV are the allocator's
-      for (const auto& [tag, kept] : c.kept) {
-        CAPTURE(tag);
+      for (const auto& entry : c.kept) {   // clang 14 captures no structured bindings
+        const auto& kept = entry.second;
+        CAPTURE(entry.first);
         CHECK(golden::kept_mismatch(
                   kept,
                   [&](std::size_t r) {
