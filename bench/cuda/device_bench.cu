@@ -15,10 +15,11 @@
 #include "kvevict/cuda/select_sort.cuh"
 #include "kvevict/cuda/window_attention.cuh"
 
-using namespace kvevict;
-using cuda::DeviceArray;
-
+// Inside the namespace: with CUB there is a ::cuda as well.
+namespace kvevict {
 namespace {
+
+using cuda::DeviceArray;
 
 const cuda_exec gpu{};
 
@@ -282,9 +283,7 @@ void write_json(const char* path) {
   if (std::fclose(file) != 0) throw std::runtime_error(text("cannot write ", path));
 }
 
-}  // namespace
-
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) try {
   if (argc != 2) {
     std::fputs("usage: device_bench FILE.json\n", stderr);
     return 2;
@@ -301,3 +300,8 @@ int main(int argc, char** argv) try {
   std::fprintf(stderr, "device_bench: %s\n", e.what());
   return 1;
 }
+
+}  // namespace
+}  // namespace kvevict
+
+int main(int argc, char** argv) { return kvevict::run(argc, argv); }

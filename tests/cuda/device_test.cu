@@ -19,12 +19,13 @@
 #include "kvevict/cuda/window_attention.cuh"
 #include "kvevict/plan/apply.hpp"
 
-using namespace kvevict;
+// Inside the namespace: with CUB there is a ::cuda as well.
+namespace kvevict {
+namespace {
+
 using cuda::DeviceArray;
 using device::Model;
 using device::Queries;
-
-namespace {
 
 const cuda_exec gpu{};
 bool small = false;
@@ -378,9 +379,7 @@ void test_errors() {
   expect(refused, "a device plan with a row twice is refused");
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::puts("no CUDA device; nothing was run");
@@ -436,3 +435,8 @@ int main(int argc, char** argv) {
   std::printf("device_test: %d checks, %d failed\n", checks, failures);
   return failures == 0 ? 0 : 1;
 }
+
+}  // namespace
+}  // namespace kvevict
+
+int main(int argc, char** argv) { return kvevict::run(argc, argv); }
