@@ -25,13 +25,20 @@
 
 #if defined(__SANITIZE_ADDRESS__)
 #define KVEVICT_FIBRE_ASAN 1
+#elif defined(__SANITIZE_THREAD__)
+#define KVEVICT_FIBRE_TSAN 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define KVEVICT_FIBRE_ASAN 1
+#elif __has_feature(thread_sanitizer)
+#define KVEVICT_FIBRE_TSAN 1
 #endif
 #endif
 #if defined(KVEVICT_FIBRE_ASAN)
 #include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(KVEVICT_FIBRE_TSAN)
+#include <sanitizer/tsan_interface.h>
 #endif
 
 namespace kvevict::emulation {
@@ -123,12 +130,13 @@ class Block {
   struct Fibre {
     std::byte* stack = nullptr;
     ucontext_t context;  // its first entry only: swapcontext calls the kernel each time, _longjmp does not
-    jmp_buf place;
+    jmp_buf place{};
     bool entered = false;
     const Barrier* waits = nullptr;
     unsigned round = 0;
     bool ended = false;
     void* fake_stack = nullptr;
+    void* tsan = nullptr;
   };
 
   // One block runs at a time, so all of them use the same stacks.
@@ -165,7 +173,7 @@ class Block {
 #if defined(KVEVICT_FIBRE_ASAN)
     __sanitizer_start_switch_fiber(nullptr, self->main_bottom_, self->main_size_);
 #endif
-    _longjmp(self->main_, 1);
+    self->jump_out(f);
   }
 
   void start(int t) {
@@ -182,16 +190,41 @@ class Block {
                 static_cast<unsigned>(self & 0xffffffffu), t);
   }
 
+#if defined(KVEVICT_FIBRE_TSAN)
+  // The thread sanitizer follows fibres by name and jumps not at all.
+  void jump_in(Fibre& f) {
+    if (!main_tsan_) main_tsan_ = __tsan_get_current_fiber();
+    if (!f.entered) f.tsan = __tsan_create_fiber(0);
+    f.entered = true;
+    __tsan_switch_to_fiber(f.tsan, 0);
+    swapcontext(&main_context_, &f.context);
+    if (f.ended) __tsan_destroy_fiber(f.tsan);
+  }
+  void jump_out(Fibre& f) {
+    __tsan_switch_to_fiber(main_tsan_, 0);
+    swapcontext(&f.context, &main_context_);
+  }
+  ucontext_t main_context_;
+  void* main_tsan_ = nullptr;
+#else
+  void jump_in(Fibre& f) {
+    if (_setjmp(main_) != 0) return;
+    if (f.entered) _longjmp(f.place, 1);
+    f.entered = true;
+    setcontext(&f.context);
+  }
+  void jump_out(Fibre& f) {
+    if (_setjmp(f.place) == 0) _longjmp(main_, 1);
+  }
+  jmp_buf main_{};
+#endif
+
   void resume(int t) {
     Fibre& f = fibres_[static_cast<std::size_t>(t)];
 #if defined(KVEVICT_FIBRE_ASAN)
     __sanitizer_start_switch_fiber(&main_fake_stack_, f.stack, stack_bytes);
 #endif
-    if (_setjmp(main_) == 0) {
-      if (f.entered) _longjmp(f.place, 1);
-      f.entered = true;
-      setcontext(&f.context);
-    }
+    jump_in(f);
 #if defined(KVEVICT_FIBRE_ASAN)
     __sanitizer_finish_switch_fiber(main_fake_stack_, nullptr, nullptr);
 #endif
@@ -201,7 +234,7 @@ class Block {
 #if defined(KVEVICT_FIBRE_ASAN)
     __sanitizer_start_switch_fiber(&f.fake_stack, main_bottom_, main_size_);
 #endif
-    if (_setjmp(f.place) == 0) _longjmp(main_, 1);
+    jump_out(f);
 #if defined(KVEVICT_FIBRE_ASAN)
     __sanitizer_finish_switch_fiber(f.fake_stack, &main_bottom_, &main_size_);
 #endif
@@ -214,7 +247,6 @@ class Block {
   Barrier block_;
   std::vector<Barrier> barriers_;
   std::vector<Warp> warps_;
-  jmp_buf main_;
   const void* main_bottom_ = nullptr;
   std::size_t main_size_ = 0;
   void* main_fake_stack_ = nullptr;
