@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "adversarial.hpp"
@@ -163,8 +164,9 @@ TEST_CASE("CUDA Ada-KV gives each head the host's rows, ties between heads inclu
   unsigned seed = 0;
   for (int kind = 0; kind < emulation::adversarial_count; ++kind)
     for (const bool ragged : {false, true})
-      for (const auto& point : {std::pair{0.1, 0.2}, std::pair{0.5, 0.8}, std::pair{0.3, 1.0}, std::pair{1.0, 0.2}}) {
-        const double total_share = point.first, floor = point.second;
+      for (int pick = 0; pick < 2; ++pick) {
+        constexpr std::pair<double, double> rules[] = {{0.1, 0.2}, {0.5, 0.8}, {0.3, 1.0}, {1.0, 0.2}, {0.2, 0.0}};
+        const double total_share = rules[seed % 5].first, floor = rules[seed % 5].second;
         const Heads in = make_heads(2, 5, 150, kind, ++seed, ragged);
         std::vector<std::int64_t> totals;
         for (index_t l = 0; l < 2; ++l) {
