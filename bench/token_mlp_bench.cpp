@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/cases.hpp"
+#include "common/fma_loop.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/simd.hpp"
@@ -75,23 +76,6 @@ struct Problem {
   }
 };
 
-#if KVEVICT_SIMD
-// As many multiply-adds as `flops` asks for, sixteen independent chains.
-float fma_loop(std::int64_t flops) {
-  namespace hn = hwy::HWY_NAMESPACE;
-  const hn::ScalableTag<float> d;
-  const auto factor = hn::Set(d, 0.999f);
-  hn::Vec<decltype(d)> c[16];
-  for (auto& x : c) x = hn::Set(d, 0.5f);
-  const std::int64_t rounds = flops / (2 * 16 * static_cast<std::int64_t>(hn::Lanes(d)));
-  for (std::int64_t i = 0; i < rounds; ++i)
-    for (auto& x : c) x = hn::MulAdd(x, factor, factor);
-  float sum = 0;
-  for (const auto& x : c) sum += hn::GetLane(x);
-  return sum;
-}
-#endif
-
 template <class T>
 void add_point(const std::string& suffix, index_t tokens, index_t dim, index_t hidden, TokenInput input = {}) {
   const std::string size = '/' + std::to_string(tokens);
@@ -137,7 +121,7 @@ void add_point(const std::string& suffix, index_t tokens, index_t dim, index_t h
   add_case({"token_mlp" + suffix + "/kvevict" + size, check, run});
 #if KVEVICT_SIMD
   add_case({"token_mlp" + suffix + "/fma_floor" + size, {}, [=](benchmark::State& state) {
-              for (auto _ : state) benchmark::DoNotOptimize(fma_loop(static_cast<std::int64_t>(flops)));
+              for (auto _ : state) benchmark::DoNotOptimize(fma_loop(flops));
               count(state);
             }});
 #endif

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "common/cases.hpp"
+#include "common/fma_loop.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/simd.hpp"
@@ -186,28 +187,6 @@ void eigen_tiled(Data& data) {
   pool(data);
 }
 
-#if KVEVICT_SIMD
-// Multiply-adds of twelve independent chains, `flops` floating-point operations in all.
-float fma_loop(double flops) {
-  namespace hn = hwy::HWY_NAMESPACE;
-  const hn::ScalableTag<float> d;
-  constexpr int chains = 12;
-  hn::Vec<decltype(d)> c[chains];
-  for (int i = 0; i < chains; ++i) {
-    float start = static_cast<float>(i);
-    benchmark::DoNotOptimize(start);  // chains that begin alike would be computed once
-    c[i] = hn::Set(d, start);
-  }
-  const auto factor = hn::Set(d, 0.999f);
-  const auto rounds = static_cast<std::int64_t>(flops / (2. * chains * static_cast<double>(hn::Lanes(d))));
-  for (std::int64_t i = 0; i < rounds; ++i)
-    for (auto& x : c) x = hn::MulAdd(x, factor, factor);
-  float sum = 0;
-  for (const auto& x : c) sum += hn::GetLane(hn::SumOfLanes(d, x));
-  return sum;
-}
-#endif
-
 void check_scores(const Data& data, const std::string& what, float tolerance) {
   for (index_t h = 0; h < data.point.heads; ++h) {
     const float* got = data.out.data() + std::ptrdiff_t{h} * data.point.tokens;
@@ -282,7 +261,7 @@ void add_rivals(const std::string& operation, const Point& point) {
 }
 
 const bool added = [] {
-  for (const index_t tokens : {1024, 4096, 16384, 32768, 131072}) {
+  for (const index_t tokens : {1024, 4096, 16384, 32768, 65536, 131072}) {
     const Point point{.tokens = tokens};
     add_ours("score_window", point);
     add_rivals("score_window", point);

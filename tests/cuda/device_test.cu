@@ -312,14 +312,14 @@ void test_policies(index_t dim) {
     }
     const Budget budget = Budget::retain(0.2);
     const EvictionPlan want = policy.plan(host_exec{4, nullptr}, model, host_views, budget);
-    const EvictionPlan got = plan_on(gpu, policy, ragged, std::span<const LayerObservation<T>>(device_views), budget);
+    const EvictionPlan got = policy.plan(gpu, ragged, std::span<const LayerObservation<T>>(device_views), budget);
     expect(got.specification == want.specification && got.asked == want.asked && got.granted.rows == want.granted.rows,
            text(what, ": the plan says the same of itself"));
     if (exact_scores) expect(same_rows(got, want), text(what, ": equal scores, equal plans"));
     expect(got.rows_kept() == want.rows_kept(), text(what, ": rows kept"));
 
     // Layer by layer without a host plan, and the host plan applied.
-    auto planner = begin_on(gpu, policy, shape, model.all_tokens(), budget, 4 * dim);
+    auto planner = policy.begin(gpu, shape, model.all_tokens(), budget, 4 * dim);
     CudaRaggedCache<T> live(gpu, model);
     for (index_t l = 0; l < shape.layers; ++l)
       live.compact(gpu, l, planner.layer(gpu, device_views[static_cast<std::size_t>(l)]));
@@ -361,7 +361,7 @@ void test_errors() {
   const Policy<Uniform, KeyNorm> knorm;
   std::string said;
   try {
-    (void)plan_on(gpu, knorm, cache, std::span<const LayerObservation<float>>(views), Budget::retain(0.5));
+    (void)knorm.plan(gpu, cache, std::span<const LayerObservation<float>>(views), Budget::retain(0.5));
   } catch (const std::domain_error& e) {
     said = e.what();
   }

@@ -55,4 +55,10 @@ struct host_exec {
   Arena* scratch = nullptr;
 };
 
+// Execution on a device: work is queued in a stream (cuda_exec, cuda/exec.cuh).
+template <class E>
+concept DeviceExec = requires(const E& exec) {
+  exec.stream;
+};
+
 }  // namespace kvevict

@@ -33,6 +33,7 @@ struct LkvSizes {
   TokenInput input;                         // how a row becomes an input of LKV-T
   index_t head_width = 0, head_hidden = 0;  // LKV-H: embedding and hidden layer
   index_t token_hidden = 0;                 // LKV-T: hidden layer of each head
+  bool head_length = false;                 // LKV-H: slopes over the context's length
 
   std::int64_t heads() const noexcept { return std::int64_t{layers} * kv_heads; }
   index_t token_inputs() const noexcept { return head_dim_k + head_dim_v + input.features_count(); }
@@ -43,6 +44,7 @@ struct LkvSizes {
 struct LkvTensors {
   std::span<const float> embedding, head_w1, head_b1, head_w2;  // [heads][width], [width][hidden], [hidden], [hidden]
   std::span<const float> token_w1, token_b1, token_w2;          // [heads][inputs][hidden], [heads][hidden] twice
+  std::span<const float> head_length = {};                      // [heads], or empty
 };
 
 class LkvCheckpoint {
@@ -64,6 +66,11 @@ class LkvCheckpoint {
             tensors_.head_b1.data(),
             tensors_.head_w2.data()};
   }
+  // Scores of all heads for contexts of these lengths, both [heads].
+  void head_scores(std::span<const index_t> tokens, std::span<double> scores) const {
+    kvevict::head_scores(head_net(), scores);
+    add_length_scores(tensors_.head_length, tokens, scores);
+  }
   TokenNet<const float> token_net(index_t layer, index_t head) const noexcept {
     const std::int64_t at = std::int64_t{layer} * sizes_.kv_heads + head, hidden = sizes_.token_hidden;
     return {sizes_.token_inputs(), sizes_.token_hidden, tensors_.token_w1.data() + at * sizes_.token_inputs() * hidden,
@@ -81,7 +88,7 @@ class LkvCheckpoint {
   }
 
   static constexpr std::array tensor_names{"lkv_h.embedding", "lkv_h.w1", "lkv_h.b1", "lkv_h.w2",
-                                           "lkv_t.w1",        "lkv_t.b1", "lkv_t.w2"};
+                                           "lkv_t.w1",        "lkv_t.b1", "lkv_t.w2", "lkv_h.length"};
 
  private:
   std::string field(std::string_view key) const {
@@ -119,7 +126,7 @@ class LkvCheckpoint {
     for (const auto& [tensor, view] : file_.tensors())
       if (std::find(tensor_names.begin(), tensor_names.end(), tensor) == tensor_names.end())
         fail_format(name(), ": tensor '", tensor,
-                    "' is unknown; the file holds lkv_h.{embedding,w1,b1,w2} and lkv_t.{w1,b1,w2}");
+                    "' is unknown; the file holds lkv_h.{embedding,w1,b1,w2,length} and lkv_t.{w1,b1,w2}");
 
     const auto& embedding = file_.at("lkv_h.embedding");
     const auto& w1 = file_.at("lkv_h.w1");
@@ -149,6 +156,8 @@ class LkvCheckpoint {
     tensors_.token_w1 = floats("lkv_t.w1", {layers, heads, inputs, units});
     tensors_.token_b1 = floats("lkv_t.b1", {layers, heads, units});
     tensors_.token_w2 = floats("lkv_t.w2", {layers, heads, units});
+    sizes_.head_length = file_.contains("lkv_h.length");
+    if (sizes_.head_length) tensors_.head_length = floats("lkv_h.length", {layers * heads});
   }
 
   std::span<const float> floats(std::string_view tensor, const std::vector<std::int64_t>& shape) {
@@ -194,11 +203,13 @@ inline void write_lkv_checkpoint(const std::filesystem::path& path, const LkvSiz
       {tensors.head_w2, {hidden}},
       {tensors.token_w1, {layers, heads, inputs, units}},
       {tensors.token_b1, {layers, heads, units}},
-      {tensors.token_w2, {layers, heads, units}}};
+      {tensors.token_w2, {layers, heads, units}},
+      {tensors.head_length, {layers * heads}}};
   std::vector<std::vector<fp16_t>> narrow;
   narrow.reserve(std::size(entries));
   for (std::size_t i = 0; i < std::size(entries); ++i) {
     const auto& [values, shape] = entries[i];
+    if (i + 1 == std::size(entries) && !sizes.head_length) break;
     if (!half) {
       out.add(LkvCheckpoint::tensor_names[i], shape, values);
       continue;

@@ -6,7 +6,11 @@
 //
 // The retention is no input of the network, so one set of weights serves every budget, and a larger budget never takes
 // rows from a head. No output bias: the operator is translation invariant. Computed in double; no dependencies.
+//
+// Beyond the paper, and off by default: a slope per head, times the doublings of the context beyond 512 tokens, may be
+// added to the scores, so that budgets depend on the length.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -90,6 +94,24 @@ void head_scores_backward(const HeadNet<const T>& net, std::span<const double> g
       grads.embedding[at] += static_cast<T>(dx);
     }
   }
+}
+
+namespace detail {
+inline double doublings(index_t tokens) { return std::log2(static_cast<double>(std::max<index_t>(tokens, 1)) / 512); }
+}  // namespace detail
+
+// Adds slope_h * log2(tokens_h / 512) to the score of each head; slopes: [heads], or empty for none.
+template <class T>
+void add_length_scores(std::span<const T> slopes, std::span<const index_t> tokens, std::span<double> scores) {
+  for (std::size_t h = 0; h < slopes.size(); ++h)
+    scores[h] += static_cast<double>(slopes[h]) * detail::doublings(tokens[h]);
+}
+
+// Adds the gradients of the slopes to `grads`, [heads], or empty. grad_scores: dL/dscores [heads].
+template <class T>
+void length_scores_backward(std::span<const double> grad_scores, std::span<const index_t> tokens, std::span<T> grads) {
+  for (std::size_t h = 0; h < grads.size(); ++h)
+    grads[h] += static_cast<T>(grad_scores[h] * detail::doublings(tokens[h]));
 }
 
 // Retention ratios of all heads, [heads], from their scores; they sum to retain * heads. Returns the threshold, which

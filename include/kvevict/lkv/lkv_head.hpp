@@ -39,7 +39,7 @@ struct LkvHead {
     const LkvCheckpoint& checkpoint = file.checkpoint(name);
     checkpoint.check_fits(name, shape);
     std::vector<double> scores(tokens.size()), ratios(tokens.size());
-    head_scores(checkpoint.head_net(), scores);
+    checkpoint.head_scores(tokens, scores);
     head_ratios(scores, retention(budget), ratios);
     const std::vector<std::int64_t> rows = lkv_rows(ratios, tokens, budget, exact, audit);
     for (index_t l = 0; l < shape.layers; ++l)

@@ -1,5 +1,6 @@
-// All trainable numbers of LKV as one flat vector: embeddings and the shared network of LKV-H, then the networks of
-// LKV-T head by head. The vector is what an optimiser sees; views give each network its part.
+// All trainable numbers of LKV as one flat vector: embeddings and the shared network of LKV-H and its slopes over the
+// length, then the networks of LKV-T head by head. The vector is what an optimiser sees; views give each network its
+// part.
 //
 // LKV-T is trained on standardised inputs, (x - mean) / deviation with fixed statistics per head and channel, because
 // raw channels differ a hundredfold in scale; export_tensors folds them into the first layer, so that inference sees
@@ -28,10 +29,7 @@ class LkvLayout {
   explicit LkvLayout(const LkvSizes& sizes) : sizes_(sizes) {}
 
   const LkvSizes& sizes() const noexcept { return sizes_; }
-  std::int64_t head_size() const noexcept {
-    if (sizes_.head_width == 0) return sizes_.heads();
-    return sizes_.heads() * sizes_.head_width + std::int64_t{sizes_.head_width + 2} * sizes_.head_hidden;
-  }
+  std::int64_t head_size() const noexcept { return head_net_size() + length_size(); }
   std::int64_t token_size() const noexcept {  // of one head
     return std::int64_t{sizes_.token_inputs() + 2} * sizes_.token_hidden;
   }
@@ -45,6 +43,11 @@ class LkvLayout {
     T* const b1 = w1 + std::int64_t{sizes_.head_width} * sizes_.head_hidden;
     return {heads, sizes_.head_width, sizes_.head_hidden, p, w1, b1, b1 + sizes_.head_hidden};
   }
+  // [heads], or empty.
+  template <class T>
+  std::span<T> length_slopes(T* p) const noexcept {
+    return {p + head_net_size(), static_cast<std::size_t>(length_size())};
+  }
   // head: over all layers, layer by layer.
   template <class T>
   TokenNet<T> token_net(T* p, std::int64_t head) const noexcept {
@@ -54,6 +57,12 @@ class LkvLayout {
   }
 
  private:
+  std::int64_t head_net_size() const noexcept {
+    if (sizes_.head_width == 0) return sizes_.heads();
+    return sizes_.heads() * sizes_.head_width + std::int64_t{sizes_.head_width + 2} * sizes_.head_hidden;
+  }
+  std::int64_t length_size() const noexcept { return sizes_.head_length ? sizes_.heads() : 0; }
+
   LkvSizes sizes_;
 };
 
@@ -133,8 +142,10 @@ class InputScaleEstimate {
 // Weights as a checkpoint holds them, for inference on raw rows.
 struct ExportedLkv {
   LkvSizes sizes;
-  std::vector<float> embedding, head_w1, head_b1, head_w2, token_w1, token_b1, token_w2;
-  LkvTensors tensors() const noexcept { return {embedding, head_w1, head_b1, head_w2, token_w1, token_b1, token_w2}; }
+  std::vector<float> embedding, head_w1, head_b1, head_w2, token_w1, token_b1, token_w2, head_length;
+  LkvTensors tensors() const noexcept {
+    return {embedding, head_w1, head_b1, head_w2, token_w1, token_b1, token_w2, head_length};
+  }
 };
 
 // Folds the input scale into the first layers. Free logits become a network of width 1 that computes them exactly: far
@@ -159,6 +170,8 @@ ExportedLkv export_tensors(const LkvLayout& layout, std::span<const T> parameter
     copy(h.b1, h.hidden, out.head_b1);
     copy(h.w2, h.hidden, out.head_w2);
   }
+  const auto slopes = layout.length_slopes(parameters.data());
+  copy(slopes.data(), std::ssize(slopes), out.head_length);
   for (std::int64_t head = 0; head < out.sizes.heads(); ++head) {
     const TokenNet<const T> t = layout.token_net(parameters.data(), head);
     std::vector<double> bias(t.b1, t.b1 + t.hidden);

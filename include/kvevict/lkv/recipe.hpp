@@ -21,6 +21,14 @@ struct Words<BudgetForm> {
   static constexpr std::string_view words[] = {"network", "direct", "uniform"};
 };
 
+// Which queries see the mask: those of the texts behind the context, as where inference evicts behind the prefill, or
+// those of the context as well, so that errors pass from layer to layer.
+enum class MaskedQueries { faithful, dense };
+template <>
+struct Words<MaskedQueries> {
+  static constexpr std::string_view words[] = {"faithful", "dense"};
+};
+
 // Defaults are those of the shipped checkpoint; docs/reproducing-lkv.md says which are the paper's.
 struct LkvRecipe {
   std::int64_t steps = 200;
@@ -35,7 +43,9 @@ struct LkvRecipe {
   double weight_decay = 0;
   bool noise = true;  // Gumbel(0, 1) on every score
   SoftThreshold threshold = SoftThreshold::laplace;
+  MaskedQueries masked_queries = MaskedQueries::faithful;
   BudgetForm budgets = BudgetForm::network;
+  bool budget_length = false;  // LKV-H also learns slopes over the context's length
   KeyFrame key_frame = KeyFrame::pre_rope;
   TokenFeatures features = TokenFeatures::distance;
   bool scale_inputs = true;                   // standardise [key ; value], folded into the first layer at the end
@@ -64,7 +74,9 @@ struct LkvRecipe {
     visit("weight_decay", self.weight_decay);
     visit("noise", self.noise);
     visit("threshold", self.threshold);
+    visit("masked_queries", self.masked_queries);
     visit("budgets", self.budgets);
+    visit("budget_length", self.budget_length);
     visit("key_frame", self.key_frame);
     visit("features", self.features);
     visit("scale_inputs", self.scale_inputs);
@@ -131,6 +143,7 @@ struct LkvRecipe {
     s.head_width = budgets == BudgetForm::network ? head_width : 0;
     s.head_hidden = budgets == BudgetForm::network ? head_hidden : 0;
     s.token_hidden = token_hidden;
+    s.head_length = budget_length && budgets != BudgetForm::uniform;
     return s;
   }
 };

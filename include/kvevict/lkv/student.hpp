@@ -27,6 +27,7 @@ namespace kvevict {
 // One context of a step.
 struct StudentTask {
   const TeacherContext* teacher = nullptr;
+  std::span<const index_t> dense;   // the context's tokens, where their queries see the mask too
   index_t probe = -1;               // of the teacher's; -1: the continuation alone
   double weight = 1;                // of this context in the loss
   std::uint64_t noise_counter = 0;  // where its noise begins; takes heads * tokens numbers
@@ -129,6 +130,7 @@ class LkvStudent {
       c.tokens = t.tokens;
       c.keys = t.keys.data();
       c.values = t.values.data();
+      c.dense = task.dense;
       c.mask = m.m.data;
       c.grad_mask = m.g.data;
       m.tokens.clear();

@@ -1,7 +1,7 @@
 // Training of LKV through a frozen model (arXiv 2605.06676): a teacher with the full cache, a student whose context
 // rows carry soft masks, AdamW on the weights of LKV-H and LKV-T. Temperature and retention shrink exponentially, the
 // rate falls linearly after a warm-up, every score gets Gumbel noise. Context rows are computed with full attention, as
-// inference evicts behind the prefill; only what follows the context sees the masks.
+// inference evicts behind the prefill; only what follows the context sees the masks, unless the recipe says "dense".
 //
 // A step draws contexts of one length from the task files, in each a probe that the teacher answers, and the text that
 // follows. Everything random is counted, not streamed: a run that resumes from a saved state gives the same weights as
@@ -173,7 +173,8 @@ class LkvTrainer {
   std::vector<StudentTask> draw(std::int64_t step, double retain);
   void run(std::span<StudentTask> tasks, const StudentMasks* how);
   void head_gradients(std::span<const StudentTask> tasks, std::span<const double> retains);
-  std::vector<double> ratios(double retain, double* threshold = nullptr) const;
+  std::vector<double> budget_scores(index_t tokens) const;
+  std::vector<double> ratios(double retain, index_t tokens) const;
   std::string tensor_name(std::size_t parameter) const;
   LkvStudent& student(std::size_t i) {
     while (students_.size() <= i)
@@ -199,12 +200,17 @@ class LkvTrainer {
   std::vector<double> retains_;                        // of the tasks that were drawn last
 };
 
-inline std::vector<double> LkvTrainer::ratios(double retain, double* threshold) const {
-  std::vector<double> scores(static_cast<std::size_t>(layout_.sizes().heads())), out(scores.size(), retain);
-  if (recipe_.budgets == BudgetForm::uniform) return out;
+// Of all heads, for contexts of this length.
+inline std::vector<double> LkvTrainer::budget_scores(index_t tokens) const {
+  std::vector<double> scores(static_cast<std::size_t>(layout_.sizes().heads()));
   head_scores(layout_.head_net(parameters_.data()), scores);
-  const double t = head_ratios(scores, retain, out);
-  if (threshold) *threshold = t;
+  add_length_scores(layout_.length_slopes(parameters_.data()), std::vector<index_t>(scores.size(), tokens), scores);
+  return scores;
+}
+
+inline std::vector<double> LkvTrainer::ratios(double retain, index_t tokens) const {
+  std::vector<double> out(static_cast<std::size_t>(layout_.sizes().heads()), retain);
+  if (recipe_.budgets != BudgetForm::uniform) head_ratios(budget_scores(tokens), retain, out);
   return out;
 }
 
@@ -246,11 +252,12 @@ inline std::vector<StudentTask> LkvTrainer::draw(std::int64_t step, double retai
     drawn.push_back(at);
     StudentTask& t = tasks.emplace_back();
     t.teacher = &set_.teacher(exec_, list[at]);
+    if (recipe_.masked_queries == MaskedQueries::dense) t.dense = list[at].file->context(list[at].context);
     const auto probe = random.bits(counter++);
     if (!t.teacher->probes.empty()) t.probe = static_cast<index_t>(probe % t.teacher->probes.size());
     const double share = random.uniform(counter++);
     retains_.push_back(retain * std::pow(recipe_.retain_spread, -share));
-    t.ratios = ratios(retains_.back());
+    t.ratios = ratios(retains_.back(), t.teacher->tokens);
     t.weight = 1 / static_cast<double>(count);
     t.noise_counter = (static_cast<std::uint64_t>(step) << 36) + (static_cast<std::uint64_t>(tasks.size()) << 28);
   }
@@ -279,15 +286,17 @@ inline void LkvTrainer::run(std::span<StudentTask> tasks, const StudentMasks* ho
 inline void LkvTrainer::head_gradients(std::span<const StudentTask> tasks, std::span<const double> retains) {
   if (recipe_.budgets == BudgetForm::uniform) return;
   const auto heads = static_cast<std::size_t>(layout_.sizes().heads());
-  std::vector<double> scores(heads), grad(heads), sum(heads, 0.0);
-  head_scores(layout_.head_net(std::as_const(parameters_).data()), scores);
+  const index_t tokens = tasks.front().teacher->tokens;  // a step has contexts of one length
+  const std::vector<double> scores = budget_scores(tokens);
+  std::vector<double> out(heads), grad(heads), sum(heads, 0.0);
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    double threshold = 0;
-    ratios(retains[i], &threshold);
+    const double threshold = head_ratios(scores, retains[i], out);
     head_ratios_backward(scores, threshold, tasks[i].grad_ratios, grad);
     for (std::size_t h = 0; h < heads; ++h) sum[h] += grad[h];
   }
   head_scores_backward(layout_.head_net(std::as_const(parameters_).data()), sum, layout_.head_net(gradients_.data()));
+  length_scores_backward(std::span<const double>(sum), std::vector<index_t>(heads, tokens),
+                         layout_.length_slopes(gradients_.data()));
 }
 
 inline TrainingStep LkvTrainer::step() {
@@ -316,7 +325,7 @@ inline TrainingStep LkvTrainer::step() {
     out.empty_heads = std::max(out.empty_heads, t.empty_heads);
   }
   out.context_tokens = tasks.front().teacher->tokens;
-  const auto r = ratios(out.retain);
+  const auto r = ratios(out.retain, out.context_tokens);
   out.least_ratio = *std::min_element(r.begin(), r.end());
   out.largest_ratio = *std::max_element(r.begin(), r.end());
   if (!std::isfinite(out.kl) || !std::isfinite(out.hidden))
@@ -339,7 +348,7 @@ inline DistillationLoss LkvTrainer::hard_loss(double retain) {
     t.teacher = &set_.teacher(exec_, e);
     t.probe = t.teacher->probes.empty() ? -1 : 0;
     t.weight = 1 / static_cast<double>(entries.size());
-    t.ratios = ratios(retain);
+    t.ratios = ratios(retain, t.teacher->tokens);
   }
   run(tasks, nullptr);
   for (const StudentTask& t : tasks) {

@@ -1,6 +1,8 @@
 // Gradients of the frozen decoder with respect to soft masks on cached rows: how LKV is trained (arXiv 2605.06676).
 // Keys and values of a context are constants, made by an ordinary prefill; the texts that follow it run through the
-// decoder with masked attention on the context, in one packed batch. The loss compares with a teacher at scored rows:
+// decoder with masked attention on the context, in one packed batch. A dense context runs through the decoder as well:
+// each of its rows sees the masked rows before it and itself unmasked, and its keys and values carry gradients. The
+// loss compares with a teacher at scored rows:
 //
 //   sum over scored rows of weight * (KL(teacher || student) + beta / layers * sum_l mean_c (student_lc -
 //   teacher_lc)^2)
@@ -42,7 +44,8 @@ struct ScoredRow {
 template <std::floating_point T, class U>
 struct MaskedContext {
   index_t tokens = 0;                          // rows of each head; the texts begin at this position
-  const U *keys = nullptr, *values = nullptr;  // [layers][kv_heads][tokens][head_dim], keys after RoPE
+  const U *keys = nullptr, *values = nullptr;  // [layers][kv_heads][tokens][head_dim], keys after RoPE; dense: not read
+  std::span<const index_t> dense;              // [tokens]: the context itself, where its queries see the mask too
   Branches branches;                           // texts, each alone behind the context
   const T* mask = nullptr;                     // [layers][kv_heads][tokens]; null: all ones
   T* grad_mask = nullptr;                      // the same shape, added to; null: not wanted
@@ -64,10 +67,14 @@ class MaskedDecoder {
   MaskedDecoder(const ModelConfig& config, const FrozenWeights<T>& weights)
       : config_(&config), weights_(&weights), layers_(static_cast<std::size_t>(config.layers)) {}
 
-  // Runs the texts of all contexts; their rows follow one another. Contexts must outlive the backward pass.
+  // Runs the texts of all contexts, and dense contexts before their texts; their rows follow one another. Contexts must
+  // outlive the backward pass.
   void forward(std::span<const Context> contexts);
 
-  index_t first_row(std::size_t context) const noexcept { return first_[context]; }
+  // Of a context's texts.
+  index_t first_row(std::size_t context) const noexcept {
+    return first_[context] + static_cast<index_t>(contexts_[context].dense.size());
+  }
   // Residual stream after `layer`, row of all contexts: [hidden].
   const T* hidden(index_t layer, index_t row) const noexcept {
     return (layer + 1 < config_->layers ? at(layer + 1).input : final_).row(row);
@@ -134,9 +141,26 @@ class MaskedDecoder {
       }
   }
 
+  template <class V>
+  static void repeat(std::vector<V>& rows, index_t times) {
+    const std::vector<V> once = rows;
+    for (index_t i = 1; i < times; ++i) rows.insert(rows.end(), once.begin(), once.end());
+  }
   void block(index_t layer, Matrix<T> x);
   void block_backward(index_t layer, double beta);
   void compare(std::span<DistillationLoss> losses, bool gradients);
+  // Rows of one head in the scalar of the computation, in `memory` where they have to be widened.
+  void context_rows(const U* from, index_t tokens, detail::GrowingMatrix<T>& memory, Matrix<const T>& to) const {
+    const index_t d = config_->head_dim;
+    if constexpr (std::same_as<T, U>) {
+      to = {from, tokens, d, d};
+    } else {
+      static_assert(std::same_as<T, float>, "narrow rows widen to float");
+      const auto wide = memory.view(tokens, d);
+      detail::widen_row(from, 1, tokens * d, wide.data);
+      to = wide;
+    }
+  }
   // Attention of one (context, head) of a layer: gathers the query heads of the group.
   MaskedAttention<T> gather(index_t layer, std::size_t context, index_t head);
   void attend(index_t layer, Matrix<T> out);
@@ -149,6 +173,7 @@ class MaskedDecoder {
   std::span<const Context> contexts_;
   std::vector<index_t> first_, positions_;
   std::vector<std::vector<VisibleRange>> visible_;  // [context][rows of the group]
+  std::vector<std::vector<index_t>> seen_;          // likewise, rows of the context; empty: all
   detail::RowTurns<T> turns_;
   MaskedAttentionState<T> attention_;
   detail::GrowingMatrix<T> final_memory_, normed_, attended_, queries_, outputs_, grad_outputs_, grad_queries_, keys_,
@@ -166,9 +191,12 @@ void MaskedDecoder<T, U>::check(std::span<const Context> contexts) const {
         !std::is_sorted(offsets.begin(), offsets.end()))
       fail_argument("MaskedDecoder: context ", i, ": branches need offsets that run from 0 to the number of tokens, ",
                     c.branches.tokens.size());
-    for (const index_t t : c.branches.tokens)
-      if (t < 0 || t >= config_->vocabulary)
-        fail_argument("MaskedDecoder: context ", i, ": token ", t, "; the vocabulary has ", config_->vocabulary);
+    if (!c.dense.empty() && static_cast<index_t>(c.dense.size()) != c.tokens)
+      fail_argument("MaskedDecoder: context ", i, ": ", c.dense.size(), " dense tokens; it has ", c.tokens, " rows");
+    for (const auto text : {c.dense, c.branches.tokens})
+      for (const index_t t : text)
+        if (t < 0 || t >= config_->vocabulary)
+          fail_argument("MaskedDecoder: context ", i, ": token ", t, "; the vocabulary has ", config_->vocabulary);
     for (const auto& s : c.scored)
       if (s.row < 0 || s.row >= static_cast<index_t>(c.branches.tokens.size()))
         fail_argument("MaskedDecoder: context ", i, ": scored row ", s.row, " of ", c.branches.tokens.size());
@@ -182,16 +210,25 @@ void MaskedDecoder<T, U>::forward(std::span<const Context> contexts) {
   first_.assign(1, 0);
   positions_.clear();
   visible_.resize(contexts.size());
+  seen_.resize(contexts.size());
   for (std::size_t i = 0; i < contexts.size(); ++i) {
     const Context& c = contexts[i];
+    const auto dense = static_cast<index_t>(c.dense.size());
     visible_[i].clear();
+    seen_[i].clear();
+    for (index_t t = 0; t < dense; ++t) {
+      positions_.push_back(t);
+      visible_[i].push_back({t, t + 1});
+      seen_[i].push_back(t);
+    }
     for (std::size_t b = 0; b + 1 < c.branches.offsets.size(); ++b)
       for (index_t begin = c.branches.offsets[b], t = begin; t < c.branches.offsets[b + 1]; ++t) {
         positions_.push_back(c.tokens + t - begin);
-        visible_[i].push_back({begin, t + 1});
+        visible_[i].push_back({dense + begin, dense + t + 1});
       }
-    const std::vector<VisibleRange> once = visible_[i];
-    for (index_t g = 1; g < group(); ++g) visible_[i].insert(visible_[i].end(), once.begin(), once.end());
+    if (dense > 0) seen_[i].resize(visible_[i].size(), c.tokens);
+    repeat(visible_[i], group());
+    repeat(seen_[i], group());
     first_.push_back(static_cast<index_t>(positions_.size()));
   }
   turns_.prepare(config_->rope(), positions_);
@@ -199,8 +236,10 @@ void MaskedDecoder<T, U>::forward(std::span<const Context> contexts) {
   final_ = final_memory_.view(rows, config_->hidden);
   index_t r = 0;
   for (const Context& c : contexts)
-    for (const index_t token : c.branches.tokens)
-      std::copy_n(weights_->embedding().data + std::int64_t{token} * config_->hidden, config_->hidden, final_.row(r++));
+    for (const auto text : {c.dense, c.branches.tokens})
+      for (const index_t token : text)
+        std::copy_n(weights_->embedding().data + std::int64_t{token} * config_->hidden, config_->hidden,
+                    final_.row(r++));
   for (index_t layer = 0; layer < config_->layers; ++layer) block(layer, final_);
 }
 
@@ -252,21 +291,17 @@ MaskedAttention<T> MaskedDecoder<T, U>::gather(index_t layer, std::size_t contex
       std::copy_n(s.q.row(first + r) + (head * group() + g) * d, d, queries.row(g * rows + r));
   MaskedAttention<T> a;
   a.queries = queries;
-  const U *keys = c.keys + at_head * d, *values = c.values + at_head * d;
-  if constexpr (std::same_as<T, U>) {
-    a.context_keys = {keys, c.tokens, d, d};
-    a.context_values = {values, c.tokens, d, d};
-  } else {
-    static_assert(std::same_as<T, float>, "narrow rows widen to float");
-    const auto k = keys_.view(c.tokens, d), v = values_.view(c.tokens, d);
-    detail::widen_row(keys, 1, c.tokens * d, k.data);
-    detail::widen_row(values, 1, c.tokens * d, v.data);
-    a.context_keys = k;
-    a.context_values = v;
-  }
-  if (c.mask) a.mask = {c.mask + at_head, static_cast<std::size_t>(c.tokens)};
   a.local_keys = {s.k.row(first) + head * d, rows, d, s.k.row_stride};
   a.local_values = {s.v.row(first) + head * d, rows, d, s.v.row_stride};
+  if (!c.dense.empty()) {
+    a.context_keys = {a.local_keys.data, c.tokens, d, a.local_keys.row_stride};
+    a.context_values = {a.local_values.data, c.tokens, d, a.local_values.row_stride};
+    a.context_seen = seen_[context];
+  } else {
+    context_rows(c.keys + at_head * d, c.tokens, keys_, a.context_keys);
+    context_rows(c.values + at_head * d, c.tokens, values_, a.context_values);
+  }
+  if (c.mask) a.mask = {c.mask + at_head, static_cast<std::size_t>(c.tokens)};
   a.visible = visible_[context];
   a.scale = 1 / std::sqrt(static_cast<T>(d));
   return a;
@@ -316,6 +351,10 @@ void MaskedDecoder<T, U>::attend_backward(index_t layer, Matrix<const T> dout, M
         grads.queries = gq;
         grads.local_keys = {dk.row(first) + head * d, rows, d, dk.row_stride};
         grads.local_values = {dv.row(first) + head * d, rows, d, dv.row_stride};
+        if (!c.dense.empty()) {
+          grads.context_keys = {grads.local_keys.data, c.tokens, d, dk.row_stride};
+          grads.context_values = {grads.local_values.data, c.tokens, d, dv.row_stride};
+        }
       }
       masked_attention_backward<T>(a, o, go, attention_, grads);
       if (!below) continue;
@@ -333,7 +372,7 @@ void MaskedDecoder<T, U>::block_backward(index_t layer, double beta) {
   const auto dx = grad_.view(rows, hidden), dn = grad_normed_.view(rows, hidden), da = grad_wide_.view(rows, wide);
   for (std::size_t i = 0; i < contexts_.size(); ++i)
     for (const ScoredRow<T>& row : contexts_[i].scored) {
-      const index_t r = first_[i] + row.row;
+      const index_t r = first_row(i) + row.row;
       const auto factor = static_cast<T>(2 * beta * row.weight / config_->layers / hidden);
       detail::RowMap<T>(dx.row(r), hidden) +=
           factor * (detail::ConstRowMap<T>(this->hidden(layer, r), hidden) -
@@ -375,7 +414,7 @@ void MaskedDecoder<T, U>::compare(std::span<DistillationLoss> losses, bool gradi
   const index_t hidden = config_->hidden, last = config_->layers - 1;
   std::vector<const T*> rows;  // of the student, then of the teacher
   for (std::size_t i = 0; i < contexts_.size(); ++i)
-    for (const auto& s : contexts_[i].scored) rows.push_back(final_.row(first_[i] + s.row));
+    for (const auto& s : contexts_[i].scored) rows.push_back(final_.row(first_row(i) + s.row));
   const auto n = static_cast<index_t>(rows.size());
   for (const Context& c : contexts_)
     for (const auto& s : c.scored) rows.push_back(s.teacher + std::int64_t{last} * hidden);
@@ -394,7 +433,7 @@ void MaskedDecoder<T, U>::compare(std::span<DistillationLoss> losses, bool gradi
       losses[i].kl += s.weight * static_cast<double>((teacher.exp() * (teacher - student)).sum());
       for (index_t l = 0; l <= last; ++l)
         losses[i].hidden += s.weight / config_->layers *
-                            static_cast<double>((detail::ConstRowMap<T>(this->hidden(l, first_[i] + s.row), hidden) -
+                            static_cast<double>((detail::ConstRowMap<T>(this->hidden(l, first_row(i) + s.row), hidden) -
                                                  detail::ConstRowMap<T>(s.teacher + std::int64_t{l} * hidden, hidden))
                                                     .square()
                                                     .mean());
@@ -408,8 +447,8 @@ void MaskedDecoder<T, U>::compare(std::span<DistillationLoss> losses, bool gradi
   r = 0;
   for (std::size_t i = 0; i < contexts_.size(); ++i)
     for (const auto& s : contexts_[i].scored)
-      detail::norm_row_backward(final_.row(first_[i] + s.row), weights_->norm(), hidden, epsilon(), dn.row(r++),
-                                dx.row(first_[i] + s.row), true);
+      detail::norm_row_backward(final_.row(first_row(i) + s.row), weights_->norm(), hidden, epsilon(), dn.row(r++),
+                                dx.row(first_row(i) + s.row), true);
 }
 
 }  // namespace kvevict

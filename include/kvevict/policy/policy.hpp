@@ -39,6 +39,17 @@ struct Policy {
     return {allocator, scorer, selector, specification(), shape, tokens, budget, row_bytes};
   }
 
+  // The same where `exec` runs; a device's planner comes from its own header (cuda/policy.cuh).
+  LayerPlanner<A, S, K> begin(const host_exec&, const CacheShape& shape, std::span<const index_t> tokens,
+                              const Budget& budget, std::int64_t row_bytes = 0) const {
+    return begin(shape, tokens, budget, row_bytes);
+  }
+  template <DeviceExec Exec>
+  auto begin(const Exec& exec, const CacheShape& shape, std::span<const index_t> tokens, const Budget& budget,
+             std::int64_t row_bytes = 0) const {
+    return begin_on(exec, *this, shape, tokens, budget, row_bytes);
+  }
+
   // The whole plan for `view`, from one observation per layer, [layers]. Throws as LayerPlanner does.
   template <KVCacheView C>
   EvictionPlan plan(const host_exec& exec, const C& view,
@@ -58,6 +69,14 @@ struct Policy {
       else planner.observe(exec, o);
     }
     return planner.finish(exec);
+  }
+
+  // The same on a device, for a cache that lives there.
+  template <DeviceExec Exec, KVCacheView C>
+  EvictionPlan plan(const Exec& exec, const C& view,
+                    std::span<const LayerObservation<typename C::element_type>> observations,
+                    const Budget& budget) const {
+    return plan_on(exec, *this, view, observations, budget);
   }
 };
 template <class A, class S, class K>

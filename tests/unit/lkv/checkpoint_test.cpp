@@ -24,7 +24,7 @@ namespace {
 // Weights for a small model, and the file that holds them (removed at the end).
 struct Weights {
   LkvSizes sizes{2, 3, 8, 6, {}, 5, 4, 20};
-  std::vector<float> embedding, w1, b1, w2, token_w1, token_b1, token_w2;
+  std::vector<float> embedding, w1, b1, w2, token_w1, token_b1, token_w2, head_length;
   std::string path;
 
   explicit Weights(TokenInput input = {}, unsigned seed = 1, index_t hidden = 20) {
@@ -55,7 +55,7 @@ struct Weights {
   Weights(const Weights&) = delete;
   Weights& operator=(const Weights&) = delete;
 
-  LkvTensors tensors() const { return {embedding, w1, b1, w2, token_w1, token_b1, token_w2}; }
+  LkvTensors tensors() const { return {embedding, w1, b1, w2, token_w1, token_b1, token_w2, head_length}; }
   void write(bool half = false) const {
     write_lkv_checkpoint(path, sizes, tensors(), {{"model", "small"}, {"recipe", "steps=3"}}, half);
   }
@@ -210,6 +210,7 @@ TEST_CASE("a checkpoint that is not what it says is refused by field") {
   refused("cannot hold a key of 14", [](auto& m, auto&) { m["head_dim"] = "14"; });
   refused("does not fit the other tensors", [](auto& m, auto&) { m["n_layers"] = "3"; });
   refused("'lkv_t.b1' is missing", [](auto&, auto& t) { t.erase("lkv_t.b1"); });
+  refused("does not fit the other tensors", [](auto&, auto& t) { t["lkv_h.length"] = t.at("lkv_h.b1"); });
   refused("'extra' is unknown", [](auto&, auto& t) { t["extra"] = t.at("lkv_h.b1"); });
   refused("dtype I32", [](auto&, auto& t) { t.at("lkv_h.b1").dtype = DType::i32; });
 }
@@ -262,6 +263,27 @@ TEST_CASE("T5: floors stay within the budget, exact=true uses it up, empty heads
       if (t == 64 && retain == 0.01) CHECK(*std::min_element(floors.begin(), floors.end()) == 0);
       CHECK(audit.entries().empty());
     }
+}
+
+TEST_CASE("with slopes over the length, ratios change with it and the budget still holds") {
+  Weights w;
+  w.sizes.head_length = true;
+  w.head_length = {2, 0, 0, 0, 0, -2};
+  w.write();
+  CHECK(LkvCheckpoint(w.path).sizes() == w.sizes);
+  const auto rows = [&](index_t t) {
+    const std::vector<index_t> tokens(6, t);
+    Audit audit;
+    return allocated(LkvHead{LkvFile(w.path), true}, w.shape(), tokens, granted(0.3, tokens), audit);
+  };
+  const auto usual = rows(512), longer = rows(2048);
+  CHECK(std::accumulate(longer.begin(), longer.end(), 0) == 3686);  // floor(0.3 * 6 * 2048)
+  CHECK(longer[0] > 4 * usual[0] + 4);
+  CHECK(longer[5] < 4 * usual[5] - 4);
+  w.sizes.head_length = false;
+  w.write();
+  CHECK(LkvCheckpoint(w.path).tensors().head_length.empty());
+  CHECK(rows(512) == usual);
 }
 
 TEST_CASE("left-over rows go to the largest fractions, then to the lower head") {

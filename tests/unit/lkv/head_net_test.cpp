@@ -65,6 +65,19 @@ TEST_CASE("direct logits are the scores themselves") {
   CHECK(x.scores() == x.weights);
 }
 
+TEST_CASE("a slope counts the doublings of the context beyond 512 tokens") {
+  const std::vector<float> slopes{0.5f, -1, 2};
+  const std::vector<index_t> tokens{512, 2048, 256};
+  std::vector<double> scores{1, 1, 1};
+  add_length_scores<float>(slopes, tokens, scores);
+  CHECK(scores == std::vector<double>{1, -1, -1});
+  add_length_scores<float>({}, tokens, scores);
+  CHECK(scores == std::vector<double>{1, -1, -1});
+  std::vector<double> grads{10, 10, 10};
+  length_scores_backward<double>(std::vector<double>{3, 4, 5}, tokens, grads);
+  CHECK(grads == std::vector<double>{10, 18, 5});
+}
+
 TEST_CASE("T4: gradients of every weight through the ratios agree with finite differences, relative 1e-6") {
   for (const bool direct : {false, true}) {
     Example x(direct);

@@ -93,7 +93,8 @@ LkvRecipe small_recipe() {
 std::vector<float> numbers(LkvTrainer& t) {
   const ExportedLkv e = t.weights();
   std::vector<float> out;
-  for (const auto* v : {&e.embedding, &e.head_w1, &e.head_b1, &e.head_w2, &e.token_w1, &e.token_b1, &e.token_w2})
+  for (const auto* v :
+       {&e.embedding, &e.head_w1, &e.head_b1, &e.head_w2, &e.token_w1, &e.token_b1, &e.token_w2, &e.head_length})
     out.insert(out.end(), v->begin(), v->end());
   return out;
 }
@@ -190,7 +191,9 @@ TEST_CASE("every switch of the recipe changes what is learned") {
   const auto plain = trained(room, base);
   for (const auto& change : {std::pair{"noise", "false"},
                              {"threshold", "sigmoid"},
+                             {"masked_queries", "dense"},
                              {"budgets", "direct"},
+                             {"budget_length", "true"},
                              {"budgets", "uniform"},
                              {"beta", "0"},
                              {"key_frame", "post-rope"},

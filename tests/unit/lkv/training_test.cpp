@@ -109,6 +109,14 @@ TEST_CASE("parameters: sizes of the published networks, first weights, and views
   CHECK(layout.token_size() == 33024);
   CHECK(layout.size() == 32768 + 8320 + 8454144);
 
+  paper.head_length = true;
+  const LkvLayout sloped(paper);
+  CHECK(sloped.head_size() == layout.head_size() + 256);
+  std::vector<float> all(sloped.size());
+  CHECK(sloped.length_slopes(all.data()).data() == sloped.head_net(all.data()).w2 + 64);
+  CHECK(sloped.token_net(all.data(), 0).w1 == sloped.length_slopes(all.data()).data() + 256);
+  CHECK(layout.length_slopes(all.data()).empty());
+
   const LkvLayout small({2, 3, 4, 4, {}, 8, 4, 6});
   const auto p = initial_parameters<float>(small, 1);
   CHECK(p == initial_parameters<float>(small, 1));

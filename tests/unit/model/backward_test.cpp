@@ -71,6 +71,11 @@ struct Scene {
             teachers.data() + at++ * static_cast<std::size_t>(config.layers) * static_cast<std::size_t>(config.hidden);
       }
   }
+  // Tokens of the contexts, for dense ones.
+  std::vector<index_t> texts[2] = {{8, 1, 30, 12, 6, 2}, {4, 4, 17, 9, 33, 21, 5, 28, 10}};
+  void use_dense() {
+    for (std::size_t i = 0; i < 2; ++i) contexts[i].dense = texts[i];
+  }
   void use_masks() {
     for (std::size_t i = 0; i < 2; ++i) contexts[i].mask = mask[i].data(), contexts[i].grad_mask = grad[i].data();
   }
@@ -83,10 +88,11 @@ struct Scene {
   }
 };
 
-void check_gradients(const TinyModel& model, double beta) {
+void check_gradients(const TinyModel& model, double beta, bool dense = false) {
   const TempDir dir;
   model.write(dir.path());
   Scene s(dir.path());
+  if (dense) s.use_dense();
   s.use_masks();
   MaskedDecoder<double> decoder(s.config, s.weights);
   std::vector<DistillationLoss> losses(2);
@@ -124,6 +130,53 @@ TEST_CASE("gradients of the masks agree with finite differences where the model 
   model.config["attention_bias"] = true;
   model.config["tie_word_embeddings"] = false;
   check_gradients(model.fill(3), 0);
+}
+
+TEST_CASE("gradients agree with finite differences where the queries of the context see the masks too") {
+  check_gradients(TinyModel().fill(), 0.5, true);
+}
+
+TEST_CASE("gradients of dense contexts agree where the model has biases and norms of heads") {
+  TinyModel model;
+  model.config["model_type"] = "qwen3";
+  model.config["attention_bias"] = true;
+  model.config["tie_word_embeddings"] = false;
+  check_gradients(model.fill(3), 0, true);
+}
+
+TEST_CASE("a dense context with every row alive gives its texts what a prefill gives them") {
+  const TempDir dir;
+  TinyModel().fill().write(dir.path());
+  Scene s(dir.path());
+  const Decoder decoder(dir.path());
+  const CacheShape shape = decoder.cache_shape();
+  for (std::size_t i = 0; i < 2; ++i) {
+    RaggedCache<float> cache(shape);
+    ForwardState state;
+    decoder.feed({}, s.texts[i], cache, state);
+    std::size_t at = 0;
+    for (index_t l = 0; l < shape.layers; ++l)
+      for (index_t h = 0; h < shape.kv_heads; ++h)
+        for (index_t t = 0; t < s.contexts[i].tokens; ++t)
+          for (index_t c = 0; c < shape.head_dim_k; ++c, ++at) {
+            s.keys[i][at] = static_cast<double>(cache.keys(l, h).at(t, c));
+            s.values[i][at] = static_cast<double>(cache.values(l, h).at(t, c));
+          }
+  }
+  MaskedDecoder<double> cached(s.config, s.weights), live(s.config, s.weights);
+  auto dense = s.contexts;
+  for (std::size_t i = 0; i < 2; ++i) dense[i].dense = s.texts[i];
+  cached.forward(s.contexts);
+  live.forward(dense);
+  double largest = 0;
+  for (std::size_t i = 0; i < 2; ++i)
+    for (index_t r = 0; r < static_cast<index_t>(s.tokens[i].size()); ++r)
+      for (index_t c = 0; c < s.config.hidden; ++c) {
+        const double want = cached.hidden(shape.layers - 1, cached.first_row(i) + r)[c];
+        CHECK(live.hidden(shape.layers - 1, live.first_row(i) + r)[c] == doctest::Approx(want).epsilon(1e-4));
+        largest = std::max(largest, std::abs(want));
+      }
+  CHECK(largest > 0.1);
 }
 
 TEST_CASE("a mask of ones has no loss and no gradient") {
