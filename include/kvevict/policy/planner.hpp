@@ -160,6 +160,7 @@ class LayerPlanner {
 
   // Where every row of the layer stays there is nothing to rank.
   bool needs_scores(index_t l) {
+    if constexpr (!fills_budget<K>()) return true;
     const auto tokens = layer_tokens(l);
     if (kind_ == AllocatorKind::layer) {
       std::int64_t all = 0;
@@ -211,24 +212,39 @@ class LayerPlanner {
       note_protection(l, static_cast<index_t>(h), tokens[h], rows[h]);
     }
     plan_.indices.resize(static_cast<std::size_t>(end));
+    std::vector<index_t> kept(rows.begin(), rows.end());
     parallel_for(
         exec, shape_.kv_heads, selector_.scratch_bytes(most), [&](std::int64_t h, std::span<std::byte> scratch) {
           const auto i = static_cast<std::size_t>(h);
           const std::int64_t begin = plan_.offsets[plan_.offsets.size() - 1 - tokens.size() + i];
           const auto out =
               std::span(plan_.indices).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(rows[i]));
-          if (rows[i] == tokens[i]) {  // the identity needs no scores, and there may be none
+          if (fills_budget<K>() && rows[i] == tokens[i]) {  // the identity needs no scores, and there may be none
             for (std::size_t r = 0; r < out.size(); ++r) out[r] = static_cast<index_t>(r);
             return;
           }
           try {
-            selector_.select({scores.row(static_cast<index_t>(h)), static_cast<std::size_t>(tokens[i])}, rows[i],
-                             head_protection(l, static_cast<index_t>(h)), out, scratch);
+            kept[i] = selector_.select({scores.row(static_cast<index_t>(h)), static_cast<std::size_t>(tokens[i])},
+                                       rows[i], head_protection(l, static_cast<index_t>(h)), out, scratch);
           } catch (const NanScore& nan) {
             fail_domain(plan_.specification, ": the score of layer ", l, ", head ", h, ", token ", nan.token,
                         " is NaN");
           }
         });
+    if constexpr (!fills_budget<K>()) close_gaps(kept);
+  }
+
+  // Where a selector kept fewer rows than it was given. kept: of each head of the layer that was added last.
+  void close_gaps(std::span<const index_t> kept) {
+    const std::size_t base = plan_.offsets.size() - 1 - kept.size();
+    std::int64_t to = plan_.offsets[base], begin = to;
+    for (std::size_t h = 0; h < kept.size(); ++h) {
+      const auto from = plan_.indices.begin() + begin;
+      begin = plan_.offsets[base + h + 1];
+      std::move(from, from + kept[h], plan_.indices.begin() + to);
+      plan_.offsets[base + h + 1] = to += kept[h];
+    }
+    plan_.indices.resize(static_cast<std::size_t>(to));
   }
 
   // What the scorer asks for, or less where the allocator set less aside before it compared scores.

@@ -20,6 +20,7 @@ namespace kvevict {
 // budget holds, the best of them. May keep fewer rows than the budget.
 struct ScoreThreshold {
   static constexpr std::string_view name = "threshold";
+  static constexpr bool fills_budget = false;
   float threshold = 0;
   template <class Self, class Visit>
   static void parameters(Self& self, Visit&& visit) {

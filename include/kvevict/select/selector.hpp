@@ -26,6 +26,14 @@ concept Selector = std::copyable<S> && requires(const S& s, std::span<const floa
   { s.select(row, budget, protect, out, scratch) } -> std::same_as<index_t>;
 };
 
+// False for a selector that may keep fewer rows than it is given, which says so by a member fills_budget = false: it
+// has to see the scores even where every row would fit.
+template <Selector S>
+constexpr bool fills_budget() {
+  if constexpr (requires { S::fills_budget; }) return S::fills_budget;
+  else return true;
+}
+
 namespace detail {
 
 // Rows that a selector may write; throws where the budget is negative or out too small.
