@@ -63,7 +63,10 @@ struct TrainLkvOptions {
   std::int64_t report = 10, check = 60, save = 10;  // steps between lines, hard losses, saved states
   bool half = true;
 };
-std::vector<std::string> train_lkv_values();  // names of the recipe
+struct RecipeValue {
+  std::string name, usual, choices;  // as text; choices of words only
+};
+std::vector<RecipeValue> train_lkv_values();
 void train_lkv(const Common& common, const TrainLkvOptions& options);
 
 std::string version_text();

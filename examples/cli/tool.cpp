@@ -147,11 +147,13 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
     for (const auto& [flag, value] :
          {std::pair{"--report", &shared->report}, {"--check", &shared->check}, {"--save", &shared->save}})
       lkv->add_option(flag, *value, "every so many steps")->check(CLI::Range(1, 1000000))->capture_default_str();
-    for (const std::string& name : train_lkv_values()) {
-      std::string flag = "--" + name;
+    for (const RecipeValue& value : train_lkv_values()) {
+      std::string flag = "--" + value.name;
       std::replace(flag.begin(), flag.end(), '_', '-');
-      lkv->add_option_function<std::string>(flag, [shared, name](const std::string& v) { shared->values[name] = v; })
-          ->group("Recipe");
+      lkv->add_option_function<std::string>(
+             flag, [shared, name = value.name](const std::string& v) { shared->values[name] = v; }, value.choices)
+          ->default_str(value.usual)
+          ->group("Recipe (docs/policies/lkv.md)");
     }
     add_common(*lkv, common, false);
     lkv->callback([&common, shared] { train_lkv(common, *shared); });

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cli/commands.hpp"
@@ -48,10 +49,15 @@ std::string line(const TrainingStep& s, const LkvRecipe& recipe, double left) {
 
 }  // namespace
 
-std::vector<std::string> train_lkv_values() {
-  std::vector<std::string> out;
+std::vector<RecipeValue> train_lkv_values() {
+  std::vector<RecipeValue> out;
   const LkvRecipe defaults;
-  LkvRecipe::parameters(defaults, [&](std::string_view key, const auto&) { out.emplace_back(key); });
+  LkvRecipe::parameters(defaults, [&](std::string_view key, const auto& value) {
+    RecipeValue& v = out.emplace_back(RecipeValue{std::string(key), print_value(value), {}});
+    if constexpr (requires { Words<std::decay_t<decltype(value)>>::words; })
+      for (const auto word : Words<std::decay_t<decltype(value)>>::words)
+        v.choices += (v.choices.empty() ? "" : ", ") + std::string(word);
+  });
   return out;
 }
 
