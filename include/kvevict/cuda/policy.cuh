@@ -63,16 +63,7 @@ class CudaPlanner {
   CudaPlanner(const cuda_exec& exec, const A& allocator, const S& scorer, std::string specification,
               const CacheShape& shape, std::span<const index_t> tokens, const Budget& budget, std::int64_t row_bytes)
       : allocator_(allocator), scorer_(scorer), shape_(shape), tokens_(tokens.begin(), tokens.end()), error_(exec) {
-    check_shape(shape);
-    if (std::ssize(tokens) != shape.heads_total() ||
-        std::any_of(tokens.begin(), tokens.end(), [](index_t t) { return t < 0; }))
-      fail_argument("begin: ", tokens.size(), " token counts for ", shape.layers, " layers of ", shape.kv_heads,
-                    " heads; one per (layer, head) is required, 0 or more");
-    if (budget.unit() == Budget::Unit::bytes && row_bytes < 1)
-      fail_argument("begin: a budget in bytes needs row_bytes, the bytes of a key and a value row; got ", row_bytes);
-    if (const index_t rows = score_heads(scorer, shape); rows != shape.kv_heads)
-      fail_argument(specification, ": scores are per query head (", rows, " rows), but a plan is per KV head (",
-                    shape.kv_heads, "); choose a group reduction (mean, max or sum)");
+    detail::check_begin(scorer, specification, shape, tokens, budget, row_bytes);
     plan_.layers = shape.layers;
     plan_.heads = shape.kv_heads;
     plan_.specification = std::move(specification);
@@ -280,15 +271,9 @@ template <Allocator A, class S, Selector K, KVCacheView C>
 requires(!C::memory_space::host) EvictionPlan
     plan_on(const cuda_exec& exec, const Policy<A, S, K>& policy, const C& view,
             std::span<const LayerObservation<typename C::element_type>> observations, const Budget& budget) {
-  const CacheShape shape = view.shape();
-  if (std::ssize(observations) != shape.layers)
-    fail_argument("plan: ", observations.size(), " observations for ", shape.layers, " layers");
-  std::vector<index_t> tokens;
-  for (index_t l = 0; l < shape.layers; ++l)
-    for (index_t h = 0; h < shape.kv_heads; ++h) tokens.push_back(view.tokens(l, h));
-  const std::int64_t row_bytes =
-      (std::int64_t{shape.head_dim_k} + shape.head_dim_v) * std::int64_t{sizeof(typename C::element_type)};
-  auto planner = begin_on(exec, policy, shape, tokens, budget, row_bytes);
+  detail::check_observations(observations.size(), view.shape());
+  const auto [tokens, row_bytes] = detail::rows_to_plan(view);
+  auto planner = begin_on(exec, policy, view.shape(), tokens, budget, row_bytes);
   for (const auto& o : observations) planner.layer(exec, o);
   return planner.finish(exec);
 }

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kvevict/allocate/concepts.hpp"
+#include "kvevict/cache/concepts.hpp"
 #include "kvevict/core/audit.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
@@ -33,6 +35,44 @@ AllocatorKind kind_of(const A& allocator) {
   else return AllocatorKind::fixed;
 }
 
+namespace detail {
+
+// What every planner asks of its input. Throws std::invalid_argument.
+template <class S>
+void check_begin(const S& scorer, std::string_view specification, const CacheShape& shape,
+                 std::span<const index_t> tokens, const Budget& budget, std::int64_t row_bytes) {
+  check_shape(shape);
+  if (std::ssize(tokens) != shape.heads_total())
+    fail_argument("begin: ", tokens.size(), " token counts for ", shape.layers, " layers of ", shape.kv_heads,
+                  " heads; one per (layer, head) is required");
+  for (const index_t t : tokens)
+    if (t < 0) fail_argument("begin: a head of ", t, " tokens; 0 or more is required");
+  if (budget.unit() == Budget::Unit::bytes && row_bytes < 1)
+    fail_argument("begin: a budget in bytes needs row_bytes, the bytes of a key and a value row; got ", row_bytes);
+  if (const index_t rows = score_heads(scorer, shape); rows != shape.kv_heads)
+    fail_argument(specification, ": scores are per query head (", rows, " rows), but a plan is per KV head (",
+                  shape.kv_heads, "); choose a group reduction (mean, max or sum)");
+}
+
+// Token counts of a cache, [layers * kv_heads], and the bytes of one key and one value row.
+template <KVCacheView C>
+std::pair<std::vector<index_t>, std::int64_t> rows_to_plan(const C& view) {
+  const CacheShape shape = view.shape();
+  std::vector<index_t> tokens;
+  for (index_t l = 0; l < shape.layers; ++l)
+    for (index_t h = 0; h < shape.kv_heads; ++h) tokens.push_back(view.tokens(l, h));
+  return {std::move(tokens),
+          (std::int64_t{shape.head_dim_k} + shape.head_dim_v) * std::int64_t{sizeof(typename C::element_type)}};
+}
+
+// Throws std::invalid_argument unless there is an observation for each layer.
+inline void check_observations(std::size_t observations, const CacheShape& shape) {
+  if (static_cast<std::int64_t>(observations) != shape.layers)
+    fail_argument("plan: ", observations, " observations for ", shape.layers, " layers");
+}
+
+}  // namespace detail
+
 // Made by Policy::begin(). Layers are given in order, each once. With a layer-wise policy, layer() answers with what
 // that layer keeps before the next one exists. A global policy can only observe(); its plan is known after finish().
 // Holds references to the policy's parts: the policy must outlive it. Keeps no state between two planners.
@@ -48,17 +88,7 @@ class LayerPlanner {
         kind_(kind_of(allocator)),
         shape_(shape),
         tokens_(tokens.begin(), tokens.end()) {
-    check_shape(shape);
-    if (std::ssize(tokens) != shape.heads_total())
-      fail_argument("begin: ", tokens.size(), " token counts for ", shape.layers, " layers of ", shape.kv_heads,
-                    " heads; one per (layer, head) is required");
-    for (const index_t t : tokens)
-      if (t < 0) fail_argument("begin: a head of ", t, " tokens; 0 or more is required");
-    if (budget.unit() == Budget::Unit::bytes && row_bytes < 1)
-      fail_argument("begin: a budget in bytes needs row_bytes, the bytes of a key and a value row; got ", row_bytes);
-    if (const index_t rows = score_heads(scorer, shape); rows != shape.kv_heads)
-      fail_argument(specification, ": scores are per query head (", rows, " rows), but a plan is per KV head (",
-                    shape.kv_heads, "); choose a group reduction (mean, max or sum)");
+    detail::check_begin(scorer, specification, shape, tokens, budget, row_bytes);
     plan_.layers = shape.layers;
     plan_.heads = shape.kv_heads;
     plan_.offsets.reserve(tokens_.size() + 1);

@@ -9,7 +9,6 @@
 #include "kvevict/allocate/concepts.hpp"
 #include "kvevict/cache/concepts.hpp"
 #include "kvevict/core/budget.hpp"
-#include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/specification.hpp"
 #include "kvevict/plan/apply.hpp"
@@ -55,15 +54,9 @@ struct Policy {
   EvictionPlan plan(const host_exec& exec, const C& view,
                     std::span<const LayerObservation<typename C::element_type>> observations,
                     const Budget& budget) const {
-    const CacheShape shape = view.shape();
-    if (std::ssize(observations) != shape.layers)
-      fail_argument("plan: ", observations.size(), " observations for ", shape.layers, " layers");
-    std::vector<index_t> tokens;
-    for (index_t l = 0; l < shape.layers; ++l)
-      for (index_t h = 0; h < shape.kv_heads; ++h) tokens.push_back(view.tokens(l, h));
-    const std::int64_t row_bytes =
-        (std::int64_t{shape.head_dim_k} + shape.head_dim_v) * std::int64_t{sizeof(typename C::element_type)};
-    auto planner = begin(shape, tokens, budget, row_bytes);
+    detail::check_observations(observations.size(), view.shape());
+    const auto [tokens, row_bytes] = detail::rows_to_plan(view);
+    auto planner = begin(view.shape(), tokens, budget, row_bytes);
     for (const auto& o : observations) {
       if (planner.layerwise()) planner.layer(exec, o);
       else planner.observe(exec, o);
