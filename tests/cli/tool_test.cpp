@@ -242,4 +242,9 @@ TEST_CASE("help, version, the list of policies and inspect") {
   CHECK(inspected.status == 0);
   for (const char* part : {"30 layers", "512 prompt rows", "64 continuation rows", "layers.29.q_cov", "[9, 64, 64]"})
     CHECK_MESSAGE(contains(inspected.out, part), part);
+  const std::string data = KVEVICT_SOURCE_DIR "/examples/data/";
+  CHECK(contains(kvevict_tool({"inspect", data + "dev.safetensors"}).out,
+                 "90 contexts: 48 of 512 tokens, 28 of 1024 tokens, 14 of 2048 tokens, 275 probes"));
+  CHECK(contains(kvevict_tool({"inspect", data + "lkv-smollm2.safetensors"}).out,
+                 "LKV-T: hidden layer of 64, keys pre-rope, features distance"));
 }
