@@ -31,7 +31,7 @@ struct Words<MaskedQueries> {
 
 // Defaults are those of the shipped checkpoint; docs/reproducing-lkv.md says which are the paper's.
 struct LkvRecipe {
-  std::int64_t steps = 200;
+  std::int64_t steps = 500;
   index_t batch = 4;                       // contexts of 512 tokens a step; of longer ones as many as are as much work
   double lr = 4e-3, lr_end = 4e-4;         // linear
   double warm_up = 0.02;                   // share of the steps
@@ -52,7 +52,7 @@ struct LkvRecipe {
   index_t head_width = 64, head_hidden = 32;  // embedding and hidden layer of LKV-H
   index_t token_hidden = 64;                  // hidden layer of LKV-T
   index_t continuation = 17;                  // tokens of the continuation that are fed
-  index_t contexts = 120;                     // of each length, from the files in turn; 0: all
+  index_t contexts = 240;                     // of each length, from the files in turn; 0: all
   index_t check_contexts = 4;                 // set apart for the hard loss
   index_t group = 2;                          // contexts that share their matrix products
   std::uint64_t seed = 1;
