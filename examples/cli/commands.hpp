@@ -64,7 +64,7 @@ struct TrainLkvOptions {
   bool half = true;
 };
 struct RecipeValue {
-  std::string name, usual, choices;  // as text; choices of words only
+  std::string name, usual, kind;  // as text
 };
 std::vector<RecipeValue> train_lkv_values();
 void train_lkv(const Common& common, const TrainLkvOptions& options);

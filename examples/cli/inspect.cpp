@@ -27,11 +27,18 @@ std::string version_text() {
 
 namespace {
 
+// Control characters of foreign texts do not reach a terminal.
+std::string printable(std::string s) {
+  for (char& c : s)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return s;
+}
+
 // Each reads its file whole, so that a broken one is refused, and says in words what it holds.
 std::string describe_dump(const std::string& path) {
   return visit_dump(path, [](const auto& dump) {
     const auto& i = dump.info();
-    return text("model ", i.model, ", ", i.shape.layers, " layers, ", i.shape.q_heads, " query heads, ",
+    return text("model ", printable(i.model), ", ", i.shape.layers, " layers, ", i.shape.q_heads, " query heads, ",
                 i.shape.kv_heads, " KV heads, head dimension ", i.shape.head_dim_k, '\n', i.prompt_len,
                 " prompt rows, ", dump.cache().continuation_len(), " continuation rows, ",
                 dump.cache().prompt_query_positions().size(), " window queries\n");
@@ -40,16 +47,16 @@ std::string describe_dump(const std::string& path) {
 
 std::string describe_plan(const std::string& path) {
   const EvictionPlan plan = read_plan(path);
-  std::string out = text(plan.specification, '\n', plan.asked, ": ", plan.rows_kept(), " of ", plan.granted.full,
-                         " rows kept in ", plan.layers, " layers of ", plan.heads, " heads\n");
-  for (const auto& entry : plan.audit.entries()) out += "audit: " + entry + '\n';
+  std::string out = text(printable(plan.specification), '\n', printable(plan.asked), ": ", plan.rows_kept(), " of ",
+                         plan.granted.full, " rows kept in ", plan.layers, " layers of ", plan.heads, " heads\n");
+  for (const auto& entry : plan.audit.entries()) out += "audit: " + printable(entry) + '\n';
   return out;
 }
 
 std::string describe_scores(const std::string& path) {
   const ScoresFile file(path);
-  return text(file.spec(), '\n', file.layers(), " layers of ", file.layer(0).rows, " rows of ", file.layer(0).cols,
-              " scores\n");
+  return text(printable(file.spec()), '\n', file.layers(), " layers of ", file.layer(0).rows, " rows of ",
+              file.layer(0).cols, " scores\n");
 }
 
 std::string describe_tasks(const std::string& path) {
@@ -63,7 +70,7 @@ std::string describe_tasks(const std::string& path) {
       answered += p.full == Probe::FullCache::answers;
     }
   }
-  std::string out = text("model ", tasks.model(), ", ", tasks.contexts(), " contexts:");
+  std::string out = text("model ", printable(tasks.model()), ", ", tasks.contexts(), " contexts:");
   for (const auto& [length, count] : lengths) out += text(' ', count, " of ", length, " tokens,");
   return out + text(' ', probes, " probes, ", answered, " of them known to be answered by the full cache\n");
 }
@@ -99,15 +106,15 @@ void inspect(const Common& common, const InspectOptions& options) {
   const Safetensors file(options.file);
   const auto format = file.metadata().find("format");
   const std::string kind = format == file.metadata().end() ? "safetensors without a format of ours" : format->second;
-  std::string out = options.file + ": " + kind + '\n';
+  std::string out = options.file + ": " + printable(kind) + '\n';
   for (const auto& [name, describe] : describers)
     if (name == kind) out += describe(options.file);
   Table metadata({{"metadata", false}, {"value", false}});
-  for (const auto& [key, value] : file.metadata()) metadata.add({key, value});
+  for (const auto& [key, value] : file.metadata()) metadata.add({printable(key), printable(value)});
   out += metadata.str();
   Table tensors({{"tensor", false}, {"type", false}, {"shape", false}, {"bytes", true}});
   for (const auto& [name, tensor] : file.tensors())
-    tensors.add({name, std::string(dtype_name(tensor.dtype)), detail::shape_text(tensor.shape),
+    tensors.add({printable(name), std::string(dtype_name(tensor.dtype)), detail::shape_text(tensor.shape),
                  std::to_string(tensor.bytes.size())});
   out += tensors.str();
   deliver(common, out);

@@ -151,7 +151,7 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
       std::string flag = "--" + value.name;
       std::replace(flag.begin(), flag.end(), '_', '-');
       lkv->add_option_function<std::string>(
-             flag, [shared, name = value.name](const std::string& v) { shared->values[name] = v; }, value.choices)
+             flag, [shared, name = value.name](const std::string& v) { shared->values[name] = v; }, value.kind)
           ->default_str(value.usual)
           ->group("Recipe (docs/policies/lkv.md)");
     }

@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/table.hpp"
+#include "kvevict/io/atomic_file.hpp"
 #include "kvevict/io/json.hpp"
 #include "kvevict/lkv/checkpoint.hpp"
 #include "kvevict/lkv/trainer.hpp"
@@ -24,7 +24,7 @@ namespace {
 // {"steps": 240, "key_frame": "pre-rope", ...}
 void read_config(const std::filesystem::path& path, LkvRecipe& recipe) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) fail_format(path.string(), ": cannot be read");
+  if (!in || std::filesystem::is_directory(path)) fail_format(path.string(), ": cannot be read as a file");
   const std::string content{std::istreambuf_iterator<char>(in), {}};
   const auto json = parse_json(content, path.string());
   if (!json.is_object()) fail_format(path.string(), ": an object {name: value} is required");
@@ -53,10 +53,7 @@ std::vector<RecipeValue> train_lkv_values() {
   std::vector<RecipeValue> out;
   const LkvRecipe defaults;
   LkvRecipe::parameters(defaults, [&](std::string_view key, const auto& value) {
-    RecipeValue& v = out.emplace_back(RecipeValue{std::string(key), print_value(value), {}});
-    if constexpr (requires { Words<std::decay_t<decltype(value)>>::words; })
-      for (const auto word : Words<std::decay_t<decltype(value)>>::words)
-        v.choices += (v.choices.empty() ? "" : ", ") + std::string(word);
+    out.push_back({std::string(key), print_value(value), value_kind(value)});
   });
   return out;
 }
@@ -76,6 +73,8 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
   } catch (const std::invalid_argument& e) {
     throw usage_error(e.what());
   }
+  const std::filesystem::path out = common.out;
+  { const AtomicFile writable(out); }  // now rather than after the first steps
   const auto say = [&](const std::string& s) {
     if (!common.quiet) *common.errors << s << std::flush;
   };
@@ -85,7 +84,6 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
   for (const std::string& f : split_outside(tasks, ',')) files.emplace_back(f);
   LkvTeacher teacher(options.model);
   LkvTrainer trainer(common.exec(), teacher, files, recipe, TeacherFolder(options.cache));
-  const std::filesystem::path out = common.out;
   std::filesystem::path state = out;
   state += ".state";
   if (std::filesystem::exists(state)) {
@@ -101,7 +99,7 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
     const std::int64_t done = trainer.steps_done();
     if (done % options.report == 0 || done == 1 || trainer.finished())
       say(line(s, recipe, seconds() / static_cast<double>(done - first) * static_cast<double>(recipe.steps - done)));
-    if (options.check > 0 && (done % options.check == 0 || trainer.finished())) {
+    if (options.check > 0 && trainer.contexts_apart() > 0 && (done % options.check == 0 || trainer.finished())) {
       const DistillationLoss hard = trainer.hard_loss(recipe.retain_end);
       say(text("  hard loss at retain ", fixed(recipe.retain_end, 3), ": KL ", fixed(hard.kl, 4), "  hidden ",
                fixed(hard.hidden, 3), '\n'));

@@ -243,6 +243,11 @@ TEST_CASE("help, version, the list of policies and inspect") {
   for (const char* part : {"30 layers", "512 prompt rows", "64 continuation rows", "layers.29.q_cov", "[9, 64, 64]"})
     CHECK_MESSAGE(contains(inspected.out, part), part);
   const std::string data = KVEVICT_SOURCE_DIR "/examples/data/";
+  // A file for a preset goes to both of its parts.
+  const std::string paper = "file=\"" + data + "lkv-paper-smollm2.safetensors\"";
+  const Result both =
+      kvevict_tool({"compare", "--policy", "lkv(" + paper + ")", "--retain", "0.15", "--format", "csv"});
+  CHECK(contains(both.out, "lkv-paper-smollm2.safetensors\"\",exact=false)/lkv-t(file=\"\"" + data + "lkv-paper"));
   CHECK(contains(kvevict_tool({"inspect", data + "dev.safetensors"}).out,
                  "90 contexts: 48 of 512 tokens, 28 of 1024 tokens, 14 of 2048 tokens, 275 probes"));
   CHECK(contains(kvevict_tool({"inspect", data + "lkv-smollm2.safetensors"}).out,

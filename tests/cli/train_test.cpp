@@ -37,13 +37,11 @@ class Room {
     file.write(dir_ / "train.safetensors");
   }
   std::string operator/(const char* name) const { return (dir_ / name).string(); }
-  Run train(std::vector<std::string> more) const {
-    std::vector<std::string> arguments = {"train",          "lkv",
-                                          "--model",        *this / "tiny",
-                                          "--tasks",        *this / "train.safetensors",
-                                          "--out",          *this / "lkv.safetensors",
-                                          "--threads",      "1",
-                                          "--token-hidden", "3"};
+  Run train(std::vector<std::string> more) const { return train_to(*this / "lkv.safetensors", std::move(more)); }
+  Run train_to(const std::string& file, std::vector<std::string> more) const {
+    std::vector<std::string> arguments = {
+        "train", "lkv",       "--model", *this / "tiny",   "--tasks", *this / "train.safetensors", "--out",
+        file,    "--threads", "1",       "--token-hidden", "3"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     std::ostringstream out, err;
     static const Registry registry = tool::standard_parts();
@@ -72,6 +70,16 @@ TEST_CASE("train lkv writes a checkpoint that says how it was made, and reports 
   CHECK(c.metadata().at("model") == "tiny");
   CHECK(contains(c.metadata().at("recipe"), "seed=5"));
   CHECK_FALSE(std::filesystem::exists(room / "lkv.safetensors.state"));
+}
+
+TEST_CASE("train lkv says at once that it cannot write") {
+  const Room room;
+  for (const std::string& out : {room / "absent/lkv.safetensors", room / "", std::string()}) {
+    const Run r = room.train_to(out, {"--steps", "2"});
+    CHECK(r.status == 1);
+    CHECK_FALSE(contains(r.err, "step 1/"));
+    CHECK(contains(r.err, out));
+  }
 }
 
 TEST_CASE("flags of train lkv win over its config file, and the config over the defaults") {

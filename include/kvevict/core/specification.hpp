@@ -58,8 +58,11 @@ inline bool parse_value(std::string_view s, std::string& v) {
 }
 template <class N>
 requires(std::integral<N> || std::floating_point<N>) bool parse_value(std::string_view s, N& v) {
-  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), v);
-  return error == std::errc{} && end == s.data() + s.size();
+  N value{};
+  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
+  if (error != std::errc{} || end != s.data() + s.size()) return false;
+  v = value;
+  return true;
 }
 template <WordEnum E>
 bool parse_value(std::string_view s, E& v) {
@@ -69,6 +72,24 @@ bool parse_value(std::string_view s, E& v) {
       return true;
     }
   return false;
+}
+
+// What a value of this type looks like, for messages: "one of a, b", "a whole number".
+template <class V>
+std::string value_kind(const V&) {
+  if constexpr (WordEnum<V>) {
+    std::string words;
+    for (const std::string_view w : Words<V>::words) words += (words.empty() ? "" : ", ") + std::string(w);
+    return "one of " + words;
+  } else if constexpr (std::is_same_v<V, bool>) {
+    return "true or false";
+  } else if constexpr (std::is_integral_v<V>) {
+    return "a whole number";
+  } else if constexpr (std::is_floating_point_v<V>) {
+    return "a number";
+  } else {
+    return "a value of this parameter";
+  }
 }
 
 namespace detail {

@@ -21,6 +21,7 @@ namespace kvevict {
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path) : path_(path) {
+    if (path_.filename().empty()) fail("is no name of a file", std::make_error_code(std::errc::invalid_argument));
     std::error_code ignored;
     // Through a symbolic link: the link stays, what it points to is replaced.
     if (std::filesystem::is_symlink(path_, ignored)) path_ = std::filesystem::weakly_canonical(path_);

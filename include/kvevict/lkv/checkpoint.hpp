@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -165,12 +166,17 @@ class LkvCheckpoint {
     if (t.shape != shape)
       fail_format(t.where, ": shape ", detail::shape_text(t.shape), " does not fit the other tensors; ",
                   detail::shape_text(shape), " is required");
-    if (t.dtype == DType::f32) return t.as<float>();
+    if (t.dtype == DType::f32) return finite(t, t.as<float>());
     if (t.dtype != DType::f16) fail_format(t.where, ": dtype ", dtype_name(t.dtype), "; F32 or F16 is required");
     auto& wide = widened_.emplace_back();
     wide.reserve(t.size());
     for (const fp16_t v : t.as<fp16_t>()) wide.push_back(to_float(v));
-    return wide;
+    return finite(t, wide);
+  }
+  static std::span<const float> finite(const TensorView& t, std::span<const float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (!std::isfinite(values[i])) fail_format(t.where, ": value ", i, " is ", values[i], "; weights are finite");
+    return values;
   }
 
   Safetensors file_;

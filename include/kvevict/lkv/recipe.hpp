@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
@@ -51,7 +52,7 @@ struct LkvRecipe {
   bool scale_inputs = true;                   // standardise [key ; value], folded into the first layer at the end
   index_t head_width = 64, head_hidden = 32;  // embedding and hidden layer of LKV-H
   index_t token_hidden = 64;                  // hidden layer of LKV-T
-  index_t continuation = 17;                  // tokens of the continuation that are fed
+  index_t continuation = 17;                  // tokens of the continuation that are fed, at most
   index_t contexts = 240;                     // of each length, from the files in turn; 0: all
   index_t check_contexts = 4;                 // set apart for the hard loss
   index_t group = 2;                          // contexts that share their matrix products
@@ -101,12 +102,14 @@ struct LkvRecipe {
 
   // Sets one value. Throws std::invalid_argument naming the key where it is unknown or the text is no value of it.
   void set(std::string_view key, std::string_view value) {
-    bool known = false, read = false;
+    bool known = false;
     parameters(*this, [&](std::string_view name, auto& field) {
-      if (name == key) known = true, read = parse_value(value, field);
+      if (name != key) return;
+      known = true;
+      if (!parse_value(value, field))
+        fail_argument("LKV training: ", key, ": '", value, "' is no value of it; ", value_kind(field), " is required");
     });
     if (!known) fail_argument("LKV training: '", key, "' is unknown; known are ", text());
-    if (!read) fail_argument("LKV training: ", key, ": '", value, "' is no value of it");
   }
 
   // Throws std::invalid_argument naming the value that cannot be meant.
@@ -125,8 +128,11 @@ struct LkvRecipe {
     require(beta >= 0, "beta", beta, "at least 0");
     require(clip >= 0, "clip", clip, "at least 0");
     require(weight_decay >= 0, "weight_decay", weight_decay, "at least 0");
-    require(head_width >= 1 && head_hidden >= 1, "head_width", head_width, "at least 1, and of head_hidden,");
-    require(token_hidden >= 1, "token_hidden", token_hidden, "at least 1");
+    constexpr index_t widest = 1 << 14;
+    for (const auto& [key, width] :
+         {std::pair{"head_width", head_width}, {"head_hidden", head_hidden}, {"token_hidden", token_hidden}})
+      require(width >= 1 && width <= widest, key, width, "1 to 16384");
+    require(!budget_length || budgets != BudgetForm::uniform, "budget_length", "true", "budgets=network or direct");
     require(continuation >= 1, "continuation", continuation, "at least 1");
     require(contexts >= 0, "contexts", contexts, "at least 0");
     require(check_contexts >= 0, "check_contexts", check_contexts, "at least 0");

@@ -88,7 +88,7 @@ class TrainingSet {
   std::size_t contexts() const noexcept { return contexts_; }
   index_t longest() const noexcept { return by_length_.rbegin()->first; }
   std::map<index_t, std::vector<Entry>>& lengths() noexcept { return by_length_; }
-  // Set apart for the hard loss, of the length that most contexts have.
+  // Set apart for the hard loss; may be none; of the length that most contexts have.
   std::vector<Entry>& apart() noexcept {
     const auto most = std::max_element(by_length_.begin(), by_length_.end(),
                                        [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
@@ -153,7 +153,10 @@ class LkvTrainer {
   // One step. Throws std::domain_error naming step and tensor where a number is not finite; the weights are then as
   // before the step.
   TrainingStep step();
-  // Losses of inference at a retention, without noise, on the contexts that were set apart: KL and hidden states.
+  // Contexts that were set apart to measure on.
+  std::size_t contexts_apart() { return set_.apart().size(); }
+  // Losses of inference at a retention, without noise, on the contexts that were set apart: KL and hidden states; NaN
+  // where there are none.
   DistillationLoss hard_loss(double retain);
 
   // Weights for inference, as they stand now.
@@ -376,6 +379,7 @@ inline void LkvTrainer::save(const std::filesystem::path& path) {
   out.metadata("version", "1");
   out.metadata("recipe", recipe_.text());
   out.metadata("data", set_.fingerprint());
+  out.metadata("weights", std::to_string(teacher_->fingerprint()));
   out.metadata("steps_done", std::to_string(steps_done()));
   const auto add = [&](const char* name, const auto& v) { out.add(name, {std::ssize(v)}, std::span<const float>(v)); };
   add("parameters", parameters_);
@@ -394,6 +398,8 @@ inline void LkvTrainer::resume(const std::filesystem::path& path) {
     meta.fail("recipe", "another one: " + meta.text("recipe") + "; this run has " + recipe_.text());
   if (meta.text("data") != set_.fingerprint())
     meta.fail("data", "the state was made with other contexts than those of the given task files");
+  if (meta.text("weights") != std::to_string(teacher_->fingerprint()))
+    meta.fail("weights", "the state was made with another model");
   const auto take = [&](const char* name, auto& to) {
     const TensorView& tensor = file.at(name);
     require_shape(tensor, {std::ssize(to)});

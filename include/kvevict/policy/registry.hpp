@@ -87,13 +87,17 @@ class Registry {
       std::vector<std::string> known = names_of(presets_);
       std::string hint;
       if (scorers_.count(tree.first.name)) hint = kvevict::text("; it is a scorer: uniform/", tree.first.name);
+      if (allocators_.count(tree.first.name))
+        hint = kvevict::text("; it is an allocator: ", tree.first.name, "/snapkv, or another scorer");
       fail_argument("unknown policy '", tree.first.name, '\'', hint, nearest(tree.first.name, known));
     }
     PolicyText expanded = parse_policy(preset->second.text);
-    // An argument of a preset goes to the scorer if that has such a parameter, else to the allocator.
+    // An argument of a preset goes to each part that has such a parameter, and to the allocator where none has.
     for (const auto& argument : tree.first.args) {
       const bool scorers = entry(scorers_, *expanded.scorer, "scorer").has(argument.first);
-      set_argument(scorers ? *expanded.scorer : expanded.first, argument);
+      if (scorers) set_argument(*expanded.scorer, argument);
+      if (!scorers || entry(allocators_, expanded.first, "allocator").has(argument.first))
+        set_argument(expanded.first, argument);
     }
     return {allocator(expanded.first), scorer(*expanded.scorer), {}};
   }
@@ -126,29 +130,12 @@ class Registry {
         if (name != key) return;
         known = true;
         if (!parse_value(value, member))
-          fail_argument(P::name, ": ", key, '=', value, " is not ", expected_value(member), "; it is ",
-                        print_value(member), " by default");
+          fail_argument(P::name, ": ", key, '=', value, " is not ", value_kind(member), "; it is ", print_value(member),
+                        " by default");
       });
       if (!known) fail_argument(P::name, ": no parameter '", key, '\'', nearest(key, keys_of(part)));
     }
     return part;
-  }
-
-  template <class V>
-  static std::string expected_value(const V&) {
-    if constexpr (WordEnum<V>) {
-      std::string words;
-      for (const std::string_view w : Words<V>::words) words += (words.empty() ? "" : ", ") + std::string(w);
-      return "one of " + words;
-    } else if constexpr (std::is_same_v<V, bool>) {
-      return "true or false";
-    } else if constexpr (std::is_integral_v<V>) {
-      return "a whole number";
-    } else if constexpr (std::is_floating_point_v<V>) {
-      return "a number";
-    } else {
-      return "a value of this parameter";
-    }
   }
 
   static void set_argument(PartText& part, const std::pair<std::string, std::string>& argument) {

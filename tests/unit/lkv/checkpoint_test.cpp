@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <stdexcept>
@@ -213,6 +214,15 @@ TEST_CASE("a checkpoint that is not what it says is refused by field") {
   refused("does not fit the other tensors", [](auto&, auto& t) { t["lkv_h.length"] = t.at("lkv_h.b1"); });
   refused("'extra' is unknown", [](auto&, auto& t) { t["extra"] = t.at("lkv_h.b1"); });
   refused("dtype I32", [](auto&, auto& t) { t.at("lkv_h.b1").dtype = DType::i32; });
+}
+
+TEST_CASE("weights that are not finite are refused by tensor") {
+  for (const bool half : {false, true}) {
+    Weights w;
+    w.token_b1[3] = std::numeric_limits<float>::quiet_NaN();
+    w.write(half);
+    CHECK_THROWS_WITH_AS(LkvCheckpoint{w.path}, doctest::Contains("'lkv_t.b1': value 3 is nan"), format_error);
+  }
 }
 
 TEST_CASE("parts say what is missing, and refuse a cache of another model") {

@@ -182,6 +182,26 @@ TEST_CASE("a state of another recipe or of other contexts is refused") {
   fewer.contexts = 2;
   auto less = room.trainer(fewer);
   CHECK(contains(message_of<format_error>([&] { less.resume(room / "state"); }), "recipe"));
+  TinyModel model = TinyModel().fill();
+  for (float& x : model.tensors["model.norm.weight"].values) x *= 0.5f;
+  Room elsewhere(model);
+  auto foreign = elsewhere.trainer(small_recipe());
+  CHECK(contains(message_of<format_error>([&] { foreign.resume(room / "state"); }), "made with another model"));
+}
+
+TEST_CASE("what cannot be meant is refused before anything runs") {
+  Room room;
+  auto r = small_recipe();
+  r.set("budget_length", "true");
+  r.set("budgets", "uniform");
+  CHECK(contains(message_of<std::invalid_argument>([&] { room.trainer(r); }), "budgets=network or direct is required"));
+  r = small_recipe();
+  r.token_hidden = 1'000'000'000;
+  CHECK(
+      contains(message_of<std::invalid_argument>([&] { room.trainer(r); }), "token_hidden is 1000000000; 1 to 16384"));
+  r = small_recipe();
+  r.check_contexts = 0;
+  CHECK(room.trainer(r).contexts_apart() == 0);
 }
 
 TEST_CASE("every switch of the recipe changes what is learned") {
@@ -224,7 +244,8 @@ TEST_CASE("a recipe reads back from its own text and refuses what it does not kn
   CHECK(contains(r.text(), "steps=77,"));
   CHECK(contains(r.text(), "key_frame=post-rope,"));
   CHECK(contains(message_of<std::invalid_argument>([&] { r.set("lern_rate", "1"); }), "'lern_rate' is unknown"));
-  CHECK(contains(message_of<std::invalid_argument>([&] { r.set("lr", "fast"); }), "lr: 'fast'"));
+  CHECK(contains(message_of<std::invalid_argument>([&] { r.set("lr", "fast"); }),
+                 "lr: 'fast' is no value of it; a number is required"));
   r.lr_end = 1;
   CHECK(contains(message_of<std::invalid_argument>([&] { r.check(); }), "lr_end <= lr"));
 }

@@ -55,6 +55,12 @@ TEST_CASE("the grammar: nesting, arguments, quoted and worded values") {
   CHECK(t.scorer->args[1].second == "a (b),c");
 }
 
+TEST_CASE("messages give the usual value, not what was half read, and say what kind of part a name is") {
+  CHECK(error_of("uniform/knorm(sinks=1e3)").find("is not a whole number; it is 0 by default") != std::string::npos);
+  CHECK(error_of("pyramid").find("it is an allocator: pyramid/snapkv") != std::string::npos);
+  CHECK(error_of("knorm").find("it is a scorer: uniform/knorm") != std::string::npos);
+}
+
 TEST_CASE("syntax errors name the column") {
   CHECK(error_of("uniform/knorm(") == "policy 'uniform/knorm(': expected a parameter name at column 15, found the end");
   CHECK(error_of("uniform/knorm(sinks=1").find("column 22") != std::string::npos);
