@@ -22,7 +22,7 @@
 
 #include "common/cases.hpp"
 #include "kvevict/cache/compact_rows.hpp"
-#include "kvevict/cache/page_buffer.hpp"
+#include "kvevict/cache/detail/page_buffer.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
 

@@ -12,9 +12,9 @@
 
 #include "common/cases.hpp"
 #include "kvevict/allocate/full.hpp"
+#include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/core/error.hpp"
-#include "kvevict/plan/apply.hpp"
 #include "kvevict/policy/adakv.hpp"
 #include "kvevict/policy/keydiff.hpp"
 #include "kvevict/policy/knorm.hpp"
@@ -128,15 +128,15 @@ const bool added = [] {
     add_plan("snapkv", SnapKV{}, tokens);
     add_plan("pyramidkv", PyramidKV{}, tokens);
     add_plan("adakv", AdaKV{}, tokens);
-    add_plan("knorm", Knorm{}, tokens);
-    add_plan("keydiff", KeyDiffPolicy{}, tokens);
+    add_plan("knorm", KNorm{}, tokens);
+    add_plan("keydiff", KeyDiff{}, tokens);
     add_plan("streamingllm", StreamingLLM{}, tokens);
   }
   for (const index_t tokens : {4096, 32768}) {
-    add_end_to_end("full", Policy<Full, Position>{}, tokens);
+    add_end_to_end("full", Policy<allocate::Full, score::Position>{}, tokens);
     add_end_to_end("snapkv", SnapKV{}, tokens);
     add_end_to_end("adakv", AdaKV{}, tokens);
-    add_end_to_end("knorm", Knorm{}, tokens);
+    add_end_to_end("knorm", KNorm{}, tokens);
     add_end_to_end("streamingllm", StreamingLLM{}, tokens);
   }
   return true;

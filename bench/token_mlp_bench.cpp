@@ -16,8 +16,8 @@
 #include "common/fma_loop.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
-#include "kvevict/core/simd.hpp"
-#include "kvevict/lkv/lkv_token.hpp"
+#include "kvevict/cpu/simd.hpp"
+#include "kvevict/lkv/lkv_t.hpp"
 
 namespace kvevict::bench {
 namespace {

@@ -19,7 +19,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/select/topk.hpp"
+#include "kvevict/cpu/topk.hpp"
 
 namespace kvevict::bench {
 namespace {

@@ -19,8 +19,8 @@
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/select/topk.hpp"
-#include "kvevict/select/topk_rows.hpp"
+#include "kvevict/cpu/topk.hpp"
+#include "kvevict/cpu/topk_rows.hpp"
 
 namespace kvevict::bench {
 namespace {

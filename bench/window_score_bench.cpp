@@ -28,8 +28,8 @@
 #include "common/fma_loop.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
-#include "kvevict/core/simd.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/cpu/simd.hpp"
+#include "kvevict/score/snapkv.hpp"
 
 namespace kvevict::bench {
 namespace {
@@ -223,7 +223,7 @@ void add(const std::string& operation, const std::string& name, const Point& poi
 
 // The scorer on rows of T. tolerance 0: no check, the scores are not those of the reference.
 template <class T>
-void add_ours(const std::string& operation, const Point& point, WindowAttention scorer, bool with_lse, int threads,
+void add_ours(const std::string& operation, const Point& point, score::SnapKV scorer, bool with_lse, int threads,
               const std::vector<T> Data::*keys, const std::vector<T> Data::*queries, float tolerance) {
   scorer.window = point.window;
   add(
@@ -236,7 +236,7 @@ void add_ours(const std::string& operation, const Point& point, WindowAttention 
       },
       tolerance);
 }
-void add_ours(const std::string& operation, const Point& point, WindowAttention scorer = {}, bool with_lse = false,
+void add_ours(const std::string& operation, const Point& point, score::SnapKV scorer = {}, bool with_lse = false,
               int threads = 1) {
   add_ours(operation, point, scorer, with_lse, threads, &Data::keys, &Data::queries,
            scorer.group == GroupReduction::mean ? 1e-5f : 0.f);
@@ -285,7 +285,7 @@ const bool added = [] {
   add_shape("g1", {.tokens = 32768, .group = 1});
   add_shape("g8", {.tokens = 32768, .group = 8});
   const Point point{.tokens = 32768}, heads{.tokens = 32768, .heads = 8};
-  WindowAttention by_largest, two_passes;
+  score::SnapKV by_largest, two_passes;
   by_largest.group = GroupReduction::max;
   two_passes.scratch_limit = 1;
   add_ours("score_window.max", point, by_largest);

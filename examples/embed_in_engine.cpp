@@ -55,7 +55,7 @@ int main() {
   std::vector<LayerObservation<bf16_t>> observations;
   for (const auto& o : observed) observations.push_back(o.observation());
 
-  const EvictionPlan plan = Knorm{}.plan(host_exec{}, view, observations, Budget::retain(0.25));
+  const EvictionPlan plan = KNorm{}.plan(host_exec{}, view, observations, Budget::retain(0.25));
   std::printf("%s keeps %lld of %d rows; layer 0, head 0:", plan.specification.c_str(),
               static_cast<long long>(plan.rows_kept()), engine.tokens * engine.heads * 4);
   for (const index_t row : plan.head(0, 0)) std::printf(" %d", row);

@@ -1,6 +1,6 @@
 // The multiply-add peak of one core, which every kernel made of products is measured against.
 #pragma once
-#include "kvevict/core/simd.hpp"
+#include "kvevict/cpu/simd.hpp"
 
 #if KVEVICT_SIMD
 #include <benchmark/benchmark.h>

@@ -13,7 +13,7 @@
 #include <Eigen/Core>
 #endif
 
-#include "kvevict/core/simd.hpp"
+#include "kvevict/cpu/simd.hpp"
 
 namespace kvevict::bench {
 

@@ -11,8 +11,8 @@
 
 #include "adversarial.hpp"
 #include "device_common.hpp"
+#include "kvevict/cuda/detail/select_sort.cuh"
 #include "kvevict/cuda/policy.cuh"
-#include "kvevict/cuda/select_sort.cuh"
 #include "kvevict/cuda/window_attention.cuh"
 
 // Inside the namespace: with CUB there is a ::cuda as well.
@@ -97,7 +97,7 @@ void selection() {
     }
     const auto d_scores = up(scores);
     const cuda::ScoredRows in{d_scores.data(), width, rows, d_tokens.data(), width, 0};
-    measure(text("select 256 x 32 Ki, ", name), bytes, goal, 50,
+    measure(joined_text("select 256 x 32 Ki, ", name), bytes, goal, 50,
             [&] { cuda::select(gpu, in, d_budgets.data(), {}, offsets.data(), out.data(), error.word()); });
     if (kind != 0) continue;
     measure("select 256 x 32 Ki by segmented sort", bytes, 0, 10,
@@ -116,12 +116,12 @@ void selection() {
     cuda::ScoredRows long_rows = few;
     long_rows.tokens = d_long.data();
     for (const auto spread : {cuda::Spread::row_over_blocks, cuda::Spread::row_per_block})
-      measure(
-          text("select 16 x 512 Ki, ", spread == cuda::Spread::row_over_blocks ? "row over blocks" : "row per block"),
-          bytes, 0, 30, [&] {
-            cuda::select(gpu, long_rows, d_long_budgets.data(), {}, long_offsets.data(), out.data(), error.word(),
-                         nullptr, 1, spread);
-          });
+      measure(joined_text("select 16 x 512 Ki, ",
+                          spread == cuda::Spread::row_over_blocks ? "row over blocks" : "row per block"),
+              bytes, 0, 30, [&] {
+                cuda::select(gpu, long_rows, d_long_budgets.data(), {}, long_offsets.data(), out.data(), error.word(),
+                             nullptr, 1, spread);
+              });
   }
 }
 
@@ -179,11 +179,11 @@ void scoring(const Layers& layers) {
               for (const auto& layer : layers.observed) {
                 auto o = layer.observation();
                 if (given) o.extras.lse = lse.span();
-                score_on(gpu, WindowAttention{}, o, scores);
+                score_on(gpu, score::SnapKV{}, o, scores);
               }
             });
   measure("key norms, 32 x 8 x 32 Ki", key_bytes, 0, 10, [&] {
-    for (const auto& layer : layers.observed) score_on(gpu, KeyNorm{}, layer.observation(), scores);
+    for (const auto& layer : layers.observed) score_on(gpu, score::KNorm{}, layer.observation(), scores);
   });
 }
 
@@ -264,15 +264,15 @@ void end_to_end(const Layers& layers) {
       }
     });
   };
-  run("SnapKV end to end, 32 x 8 x 32 Ki", Policy<Uniform, WindowAttention>{});
-  run("Ada-KV end to end, 32 x 8 x 32 Ki", Policy<Ada<Uniform>, WindowAttention>{});
+  run("SnapKV end to end, 32 x 8 x 32 Ki", Policy<allocate::Uniform, score::SnapKV>{});
+  run("Ada-KV end to end, 32 x 8 x 32 Ki", Policy<allocate::Ada<allocate::Uniform>, score::SnapKV>{});
 }
 
 void write_json(const char* path) {
   cudaDeviceProp device{};
   cuda::check(cudaGetDeviceProperties(&device, 0), "device");
   std::FILE* file = std::fopen(path, "w");
-  if (!file) throw std::runtime_error(text("cannot write ", path));
+  if (!file) throw std::runtime_error(joined_text("cannot write ", path));
   std::fprintf(file,
                "{\"format\":\"kvevict-device-bench\",\"version\":1,\"device\":\"%s\",\"copy_gb_per_s\":%.1f,\"rows\":[",
                device.name, bytes_per_micro / 1000);
@@ -280,7 +280,7 @@ void write_json(const char* path) {
     std::fprintf(file, "%s\n{\"name\":\"%s\",\"us\":%.2f,\"bytes_us\":%.2f,\"goal_us\":%.2f}", i == 0 ? "" : ",",
                  table[i].name.c_str(), table[i].micros, table[i].bound, table[i].goal);
   std::fputs("\n]}\n", file);
-  if (std::fclose(file) != 0) throw std::runtime_error(text("cannot write ", path));
+  if (std::fclose(file) != 0) throw std::runtime_error(joined_text("cannot write ", path));
 }
 
 int run(int argc, char** argv) try {

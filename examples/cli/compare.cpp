@@ -14,10 +14,10 @@
 #include "cli/observed_dump.hpp"
 #include "cli/progress.hpp"
 #include "cli/table.hpp"
-#include "kvevict/attention/metrics.hpp"
+#include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/core/parallel.hpp"
-#include "kvevict/plan/apply.hpp"
+#include "kvevict/metrics/metrics.hpp"
 
 namespace kvevict::tool {
 namespace {

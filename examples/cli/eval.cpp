@@ -57,7 +57,7 @@ std::vector<index_t> chosen_contexts(const Tasks& tasks, const EvalOptions& opti
   }
   if (out.empty())
     fail_format(tasks.name(), ": has no context",
-                options.context_tokens ? text(" of ", *options.context_tokens, " tokens") : std::string());
+                options.context_tokens ? joined_text(" of ", *options.context_tokens, " tokens") : std::string());
   return out;
 }
 
@@ -105,9 +105,10 @@ std::string as_table(const nlohmann::ordered_json& rows) {
                cell(r["peak_rows_fraction"], 4), cell(r["seconds"], 1)});
   }
   const auto& r = rows.front();
-  return text(r["tasks"].get<std::string>(), ": ", r["contexts"].dump(), " contexts, ", r["probes"].dump(),
-              " probes that the full cache answers; its continuation has NLL ", cell(r["nll_continuation_full"], 4),
-              '\n', table.str(), "KL: full cache || evicted one, nats per token\n");
+  return joined_text(r["tasks"].get<std::string>(), ": ", r["contexts"].dump(), " contexts, ", r["probes"].dump(),
+                     " probes that the full cache answers; its continuation has NLL ",
+                     cell(r["nll_continuation_full"], 4), '\n', table.str(),
+                     "KL: full cache || evicted one, nats per token\n");
 }
 
 }  // namespace
@@ -118,7 +119,7 @@ void eval(const Common& common, const EvalOptions& options) {
   const std::vector<double> retains = read_retains(options.retains);
   CaptureOptions capture;
   for (const NamedPolicy& p : policies) {
-    if (has(p.policy.scorer.needs, Needs::future_queries))
+    if (includes_need(p.policy.scorer.needs, Needs::future_queries))
       throw usage_error("eval: '" + p.name +
                         "' looks at queries that come after eviction; a live model has none yet (compare has)");
     capture.add(p.policy.scorer.needs, p.policy.scorer.window_rows());
@@ -141,7 +142,7 @@ void eval(const Common& common, const EvalOptions& options) {
     for (const double retain : retains)
       for (const NamedPolicy& p : policies) {
         results.push_back(evaluation(p.policy, Budget::retain(retain)));
-        progress.step(text("context ", c, ", ", p.name));
+        progress.step(joined_text("context ", c, ", ", p.name));
       }
     state.add(c, std::move(results));
   }

@@ -9,7 +9,7 @@
 #include "cli/commands.hpp"
 #include "cli/table.hpp"
 #include "kvevict/config.hpp"
-#include "kvevict/core/simd.hpp"
+#include "kvevict/cpu/simd.hpp"
 #include "kvevict/io/dump.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/plan_file.hpp"
@@ -21,8 +21,8 @@
 namespace kvevict::tool {
 
 std::string version_text() {
-  return text("kvevict ", KVEVICT_VERSION_MAJOR, '.', KVEVICT_VERSION_MINOR, '.', KVEVICT_VERSION_PATCH, " (",
-              simd_target(), ')');
+  return joined_text("kvevict ", KVEVICT_VERSION_MAJOR, '.', KVEVICT_VERSION_MINOR, '.', KVEVICT_VERSION_PATCH, " (",
+                     simd_target(), ')');
 }
 
 namespace {
@@ -38,25 +38,26 @@ std::string printable(std::string s) {
 std::string describe_dump(const std::string& path) {
   return visit_dump(path, [](const auto& dump) {
     const auto& i = dump.info();
-    return text("model ", printable(i.model), ", ", i.shape.layers, " layers, ", i.shape.q_heads, " query heads, ",
-                i.shape.kv_heads, " KV heads, head dimension ", i.shape.head_dim_k, '\n', i.prompt_len,
-                " prompt rows, ", dump.cache().continuation_len(), " continuation rows, ",
-                dump.cache().prompt_query_positions().size(), " window queries\n");
+    return joined_text("model ", printable(i.model), ", ", i.shape.layers, " layers, ", i.shape.q_heads,
+                       " query heads, ", i.shape.kv_heads, " KV heads, head dimension ", i.shape.head_dim_k, '\n',
+                       i.prompt_len, " prompt rows, ", dump.cache().continuation_len(), " continuation rows, ",
+                       dump.cache().prompt_query_positions().size(), " window queries\n");
   });
 }
 
 std::string describe_plan(const std::string& path) {
   const EvictionPlan plan = read_plan(path);
-  std::string out = text(printable(plan.specification), '\n', printable(plan.asked), ": ", plan.rows_kept(), " of ",
-                         plan.granted.full, " rows kept in ", plan.layers, " layers of ", plan.heads, " heads\n");
+  std::string out =
+      joined_text(printable(plan.specification), '\n', printable(plan.asked), ": ", plan.rows_kept(), " of ",
+                  plan.granted.full, " rows kept in ", plan.layers, " layers of ", plan.heads, " heads\n");
   for (const auto& entry : plan.audit.entries()) out += "audit: " + printable(entry) + '\n';
   return out;
 }
 
 std::string describe_scores(const std::string& path) {
   const ScoresFile file(path);
-  return text(printable(file.spec()), '\n', file.layers(), " layers of ", file.layer(0).rows, " rows of ",
-              file.layer(0).cols, " scores\n");
+  return joined_text(printable(file.spec()), '\n', file.layers(), " layers of ", file.layer(0).rows, " rows of ",
+                     file.layer(0).cols, " scores\n");
 }
 
 std::string describe_tasks(const std::string& path) {
@@ -70,25 +71,26 @@ std::string describe_tasks(const std::string& path) {
       answered += p.full == Probe::FullCache::answers;
     }
   }
-  std::string out = text("model ", printable(tasks.model()), ", ", tasks.contexts(), " contexts:");
-  for (const auto& [length, count] : lengths) out += text(' ', count, " of ", length, " tokens,");
-  return out + text(' ', probes, " probes, ", answered, " of them known to be answered by the full cache\n");
+  std::string out = joined_text("model ", printable(tasks.model()), ", ", tasks.contexts(), " contexts:");
+  for (const auto& [length, count] : lengths) out += joined_text(' ', count, " of ", length, " tokens,");
+  return out + joined_text(' ', probes, " probes, ", answered, " of them known to be answered by the full cache\n");
 }
 
 std::string describe_lkv(const std::string& path) {
   const LkvCheckpoint checkpoint(path);
   const LkvSizes& s = checkpoint.sizes();
-  return text("LKV for ", s.layers, " layers of ", s.kv_heads, " KV heads, keys of ", s.head_dim_k, ", values of ",
-              s.head_dim_v, '\n', "LKV-H: embeddings of ", s.head_width, ", hidden layer of ", s.head_hidden,
-              s.head_length ? ", slopes over the length\n" : "\n", "LKV-T: hidden layer of ", s.token_hidden, ", keys ",
-              print_value(s.input.key_frame), ", features ", print_value(s.input.features), '\n');
+  return joined_text("LKV for ", s.layers, " layers of ", s.kv_heads, " KV heads, keys of ", s.head_dim_k,
+                     ", values of ", s.head_dim_v, '\n', "LKV-H: embeddings of ", s.head_width, ", hidden layer of ",
+                     s.head_hidden, s.head_length ? ", slopes over the length\n" : "\n", "LKV-T: hidden layer of ",
+                     s.token_hidden, ", keys ", print_value(s.input.key_frame), ", features ",
+                     print_value(s.input.features), '\n');
 }
 
 std::string describe_training(const std::string& path) {
   const Safetensors file(path);
   const Metadata meta(file);
   meta.require_format("kvevict-lkv-training", "1");
-  return text("a training of LKV after ", meta.count("steps_done", 0), " steps, to go on with\n");
+  return joined_text("a training of LKV after ", meta.count("steps_done", 0), " steps, to go on with\n");
 }
 
 constexpr std::array<std::pair<std::string_view, std::string (*)(const std::string&)>, 6> describers{{

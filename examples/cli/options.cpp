@@ -9,7 +9,7 @@
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/io/atomic_file.hpp"
-#include "kvevict/policy/grammar.hpp"
+#include "kvevict/naming/grammar.hpp"
 
 namespace kvevict::tool {
 

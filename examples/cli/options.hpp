@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvevict/core/exec.hpp"
-#include "kvevict/policy/registry.hpp"
+#include "kvevict/naming/registry.hpp"
 
 namespace kvevict::tool {
 

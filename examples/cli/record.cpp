@@ -78,10 +78,11 @@ void record_dump(const Common& common, const RecordCommandOptions& options) {
   else record<fp16_t>(common.exec(), decoder, tokens, asked, common.out);
   Common summary = common;
   summary.out.clear();
-  deliver(summary, text(common.out, ": ", asked.prompt_len, " prompt and ",
-                        static_cast<std::int64_t>(tokens.size()) - asked.prompt_len, " continuation rows of ",
-                        asked.layers.empty() ? static_cast<std::size_t>(decoder.config().layers) : asked.layers.size(),
-                        " layers\n"));
+  deliver(summary,
+          joined_text(common.out, ": ", asked.prompt_len, " prompt and ",
+                      static_cast<std::int64_t>(tokens.size()) - asked.prompt_len, " continuation rows of ",
+                      asked.layers.empty() ? static_cast<std::size_t>(decoder.config().layers) : asked.layers.size(),
+                      " layers\n"));
 }
 
 }  // namespace kvevict::tool

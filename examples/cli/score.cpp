@@ -78,7 +78,7 @@ void score(const Common& common, const ScoreOptions& options) {
                  {"least", true},
                  {"mean", true},
                  {"most", true}});
-    const auto number = [](const nlohmann::ordered_json& v) { return text(v.get<double>()); };
+    const auto number = [](const nlohmann::ordered_json& v) { return joined_text(v.get<double>()); };
     for (const auto& r : rows)
       table.add({r["layer"].dump(), r["heads"].dump(), r["tokens"].dump(), r["scored"].dump(), number(r["least"]),
                  number(r["mean"]), number(r["most"])});

@@ -1,5 +1,5 @@
 // The one translation unit with every part behind its erased interface.
-#include "kvevict/policy/standard_parts.hpp"
+#include "kvevict/naming/standard_parts.hpp"
 
 #include "cli/options.hpp"
 #include "cli/tool.hpp"

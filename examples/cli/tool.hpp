@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kvevict/policy/registry.hpp"
+#include "kvevict/naming/registry.hpp"
 
 namespace kvevict::tool {
 

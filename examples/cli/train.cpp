@@ -15,8 +15,8 @@
 #include "kvevict/io/atomic_file.hpp"
 #include "kvevict/io/json.hpp"
 #include "kvevict/lkv/checkpoint.hpp"
-#include "kvevict/lkv/trainer.hpp"
-#include "kvevict/policy/grammar.hpp"
+#include "kvevict/naming/grammar.hpp"
+#include "kvevict/train/trainer.hpp"
 
 namespace kvevict::tool {
 namespace {
@@ -40,11 +40,11 @@ void read_config(const std::filesystem::path& path, LkvRecipe& recipe) {
 }
 
 std::string line(const TrainingStep& s, const LkvRecipe& recipe, double left) {
-  return text("step ", s.step + 1, '/', recipe.steps, "  tau ", fixed(s.temperature, 4), "  retain ",
-              fixed(s.retain, 3), "  KL ", fixed(s.kl, 4), "  hidden ", fixed(s.hidden, 3), "  |g| ",
-              fixed(s.gradient_norm, 2), "  score std ", fixed(s.score_deviation, 2), "  ratios ",
-              fixed(s.least_ratio, 3), "..", fixed(s.largest_ratio, 3), "  empty heads ", s.empty_heads, "  ",
-              s.context_tokens, " tokens  ", fixed(left, 0), " s left\n");
+  return joined_text("step ", s.step + 1, '/', recipe.steps, "  tau ", fixed(s.temperature, 4), "  retain ",
+                     fixed(s.retain, 3), "  KL ", fixed(s.kl, 4), "  hidden ", fixed(s.hidden, 3), "  |g| ",
+                     fixed(s.gradient_norm, 2), "  score std ", fixed(s.score_deviation, 2), "  ratios ",
+                     fixed(s.least_ratio, 3), "..", fixed(s.largest_ratio, 3), "  empty heads ", s.empty_heads, "  ",
+                     s.context_tokens, " tokens  ", fixed(left, 0), " s left\n");
 }
 
 }  // namespace
@@ -88,7 +88,7 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
   state += ".state";
   if (std::filesystem::exists(state)) {
     trainer.resume(state);
-    say(text("going on from ", state.string(), " after step ", trainer.steps_done(), '\n'));
+    say(joined_text("going on from ", state.string(), " after step ", trainer.steps_done(), '\n'));
   }
 
   const auto start = std::chrono::steady_clock::now();
@@ -101,8 +101,8 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
       say(line(s, recipe, seconds() / static_cast<double>(done - first) * static_cast<double>(recipe.steps - done)));
     if (options.check > 0 && trainer.contexts_apart() > 0 && (done % options.check == 0 || trainer.finished())) {
       const DistillationLoss hard = trainer.hard_loss(recipe.retain_end);
-      say(text("  hard loss at retain ", fixed(recipe.retain_end, 3), ": KL ", fixed(hard.kl, 4), "  hidden ",
-               fixed(hard.hidden, 3), '\n'));
+      say(joined_text("  hard loss at retain ", fixed(recipe.retain_end, 3), ": KL ", fixed(hard.kl, 4), "  hidden ",
+                      fixed(hard.hidden, 3), '\n'));
     }
     if (done % options.save == 0 && !trainer.finished()) trainer.save(state);
   }
@@ -113,7 +113,7 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
                        {{"model", options.model_name.empty() ? name : options.model_name}, {"recipe", recipe.text()}},
                        options.half);
   std::filesystem::remove(state);
-  say(text("wrote ", out.string(), " after ", fixed(seconds(), 0), " s\n"));
+  say(joined_text("wrote ", out.string(), " after ", fixed(seconds(), 0), " s\n"));
 }
 
 }  // namespace kvevict::tool

@@ -2,7 +2,7 @@
 //   my_policy compare --policy uniform/value-norm,snapkv --retain 0.15
 #include "cli/tool.hpp"
 #include "first_heads.hpp"
-#include "kvevict/policy/registry.hpp"
+#include "kvevict/naming/registry.hpp"
 #include "value_norm.hpp"
 
 int main(int argc, char** argv) {

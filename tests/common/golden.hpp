@@ -22,7 +22,7 @@
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/safetensors.hpp"
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
 #if !defined(KVEVICT_TEST_DATA) || !defined(KVEVICT_SOURCE_DIR)
 #error "KVEVICT_TEST_DATA (tests/golden) and KVEVICT_SOURCE_DIR (repository root) must be defined"
@@ -226,7 +226,7 @@ template <class IsProtected>
 std::string score_mismatch(Matrix<const float> got, Matrix<const float> want, IsProtected is_protected) {
   if (want.data == nullptr) return "the case has no score";
   if (got.rows != want.rows || got.cols < want.cols)
-    return text("shape [", got.rows, ", ", got.cols, "] for [", want.rows, ", ", want.cols, "]");
+    return joined_text("shape [", got.rows, ", ", got.cols, "] for [", want.rows, ", ", want.cols, "]");
   double largest = 0;
   for (index_t r = 0; r < want.rows; ++r)
     for (index_t c = 0; c < want.cols; ++c)
@@ -237,7 +237,7 @@ std::string score_mismatch(Matrix<const float> got, Matrix<const float> want, Is
       const double g = got.at(r, c), w = want.at(r, c);
       if (g == w) continue;  // infinities
       if (!(std::abs(g - w) <= 1e-5 * std::abs(w) + 1e-7 * largest))
-        return text("row ", r, " column ", c, ": got ", g, ", want ", w, " (M = ", largest, ")");
+        return joined_text("row ", r, " column ", c, ": got ", g, ", want ", w, " (M = ", largest, ")");
     }
   return "";
 }
@@ -259,26 +259,26 @@ std::string kept_mismatch(const Kept& want, GotRow got, Matrix<const float> scor
     if (std::equal(w.begin(), w.end(), g.begin(), g.end())) continue;
     std::vector<index_t> differ;
     std::set_symmetric_difference(w.begin(), w.end(), g.begin(), g.end(), std::back_inserter(differ));
-    if (differ.empty()) return text("row ", r, ": positions are not ascending and unique");
+    if (differ.empty()) return joined_text("row ", r, ": positions are not ascending and unique");
     if (strict)
-      return text("row ", r, ": ", differ.size(), " positions differ, first ", differ[0], " (", g.size(),
-                  " kept, want ", w.size(), ", margin ", want.margin, ")");
+      return joined_text("row ", r, ": ", differ.size(), " positions differ, first ", differ[0], " (", g.size(),
+                         " kept, want ", w.size(), ", margin ", want.margin, ")");
     const auto row = static_cast<index_t>(r);
     double cut = std::numeric_limits<double>::infinity();
     for (const auto p : w)
       if (p < score.cols) cut = std::min(cut, static_cast<double>(score.at(row, p)));
     for (const auto p : differ)
       if (p >= score.cols || !(std::abs(score.at(row, p) - cut) <= 1e-5 * std::abs(cut)))
-        return text("row ", r, ": position ", p, " differs and is not at the cut ", cut);
+        return joined_text("row ", r, ": position ", p, " differs and is not at the cut ", cut);
   }
-  if (total != want.positions.size()) return text(total, " rows kept, want ", want.positions.size());
+  if (total != want.positions.size()) return joined_text(total, " rows kept, want ", want.positions.size());
   return "";
 }
 // The same for a plan's CSR arrays of one layer.
 template <class Offset>
 std::string kept_mismatch(const Kept& want, std::span<const Offset> offsets, std::span<const index_t> rows,
                           Matrix<const float> score = {}, bool structural = false) {
-  if (offsets.size() != want.rows() + 1) return text(offsets.size(), " offsets, want ", want.rows() + 1);
+  if (offsets.size() != want.rows() + 1) return joined_text(offsets.size(), " offsets, want ", want.rows() + 1);
   return kept_mismatch(
       want,
       [&](std::size_t r) {

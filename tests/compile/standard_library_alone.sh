@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 ln -s "$include" "$work/include"
 failed=0
 for header in policy/snapkv policy/pyramidkv policy/adakv policy/streamingllm policy/policy cache/ragged cache/dense \
-              cache/paged plan/apply score/key_norm score/key_diff score/random allocate/global; do
+              cache/paged cache/apply score/knorm score/keydiff score/random allocate/global; do
   echo "#include \"kvevict/$header.hpp\"" >"$work/unit.cpp"
   "$compiler" -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$work/include" "$work/unit.cpp" || failed=1
   foreign=$("$compiler" -std=c++20 -M -I"$work/include" "$work/unit.cpp" | tr ' \\' '\n\n' |

@@ -13,7 +13,7 @@
 #include "host_cta.hpp"
 #include "kvevict/allocate/ada.hpp"
 #include "kvevict/allocate/uniform.hpp"
-#include "kvevict/cuda/budget_steps.hpp"
+#include "kvevict/cuda/detail/budget_steps.hpp"
 
 using namespace kvevict;
 using emulation::HostCta;
@@ -97,7 +97,7 @@ std::vector<index_t> ada_on_host(const Heads& in, const std::vector<std::int64_t
                                  double floor) {
   std::vector<index_t> out(in.tokens.size());
   Audit audit;
-  Ada<> ada;
+  allocate::Ada<> ada;
   ada.floor = floor;
   ada.normalize = Normalize::none;
   for (index_t l = 0; l < in.layers; ++l) {
@@ -136,7 +136,7 @@ TEST_CASE("CUDA uniform rows equal the host allocator's, floors and exact sums, 
         Audit audit;
         const GrantedBudget granted = Budget::retain(retain).resolve(tokens, 32, 1, audit);
         std::vector<index_t> want(tokens.size());
-        Uniform uniform;
+        allocate::Uniform uniform;
         uniform.exact = exact;
         uniform.allocate(shape, tokens, granted, {want.data(), 1, shape.kv_heads, shape.kv_heads}, audit);
         INFO("retain ", retain, ", exact ", exact, ", heads ", tokens.size());

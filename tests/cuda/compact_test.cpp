@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "host_cta.hpp"
-#include "kvevict/cuda/compact_steps.hpp"
+#include "kvevict/cuda/detail/compact_steps.hpp"
 
 using namespace kvevict;
 using emulation::HostCta;

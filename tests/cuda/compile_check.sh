@@ -35,7 +35,7 @@ compile() {  # source, log name, flags...
 }
 started=$SECONDS
 # The heavy ones first.
-for source in select_sort window_attention lkv_token policy simple_scores select cache; do
+for source in select_sort window_attention lkv_token policy key_scorers select cache; do
   while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
   compile "$here/compile/$source.cu" "$source" "${flags[@]}" "${architectures[@]}" &
 done
@@ -59,7 +59,7 @@ read_logs() {
       shared = 0
       if (match($0, /[0-9]+ bytes smem/)) shared = substr($0, RSTART, RLENGTH - 11)
       if (kernel ~ /kvevict/) {
-        gsub(/kvevict::cuda::kernels::|kvevict::cuda::|kvevict::/, "", kernel)
+        gsub(/kvevict::(v[0-9]+_[0-9a-z_]+::)?(cuda::(kernels::)?)?/, "", kernel)
         sub(/^void /, "", kernel); sub(/\(.*/, "", kernel)
         print kernel "\t" arch "\t" registers "\t" shared "\t" stack "\t" spill
       }

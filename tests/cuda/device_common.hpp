@@ -12,7 +12,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/cuda/cache.cuh"
 #include "kvevict/cuda/exec.cuh"
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
 namespace kvevict::device {
 

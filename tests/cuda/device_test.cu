@@ -12,12 +12,12 @@
 #include "adversarial.hpp"
 #include "device_common.hpp"
 #include "kvevict/allocate/pyramid.hpp"
+#include "kvevict/cache/apply.hpp"
+#include "kvevict/cuda/detail/select_sort.cuh"
 #include "kvevict/cuda/lkv_token.cuh"
 #include "kvevict/cuda/paged_cache.cuh"
 #include "kvevict/cuda/policy.cuh"
-#include "kvevict/cuda/select_sort.cuh"
 #include "kvevict/cuda/window_attention.cuh"
-#include "kvevict/plan/apply.hpp"
 
 // Inside the namespace: with CUB there is a ::cuda as well.
 namespace kvevict {
@@ -75,12 +75,12 @@ void test_select() {
       cuda::ErrorFlag error(gpu);
       const cuda::ScoredRows in{d_scores.data(), width, rows, d_tokens.data(), width, 0};
       cuda::offsets(gpu, in.tokens, d_budgets.data(), rows, d_offsets.data());
-      expect(cuda::downloaded(gpu, d_offsets.data(), rows + 1) == offsets, text("offsets, width ", width));
+      expect(cuda::downloaded(gpu, d_offsets.data(), rows + 1) == offsets, joined_text("offsets, width ", width));
       const auto run = [&](const char* name, auto&& select) {
         DeviceArray<index_t> out(gpu, static_cast<std::int64_t>(want.size()));
         select(out.data());
         expect(cuda::downloaded(gpu, out.data(), out.size()) == want,
-               text(name, ", width ", width, ", window ", protect.window));
+               joined_text(name, ", width ", width, ", window ", protect.window));
         error.throw_if_set(gpu, name, 1);
       };
       for (const auto spread : {cuda::Spread::row_per_block, cuda::Spread::row_over_blocks})
@@ -107,7 +107,7 @@ void test_budgets() {
     const CacheShape shape{layers, heads, heads, 8, 8};
     Audit audit;
     const GrantedBudget granted = Budget::retain(0.17).resolve(tokens, 32, 1, audit);
-    Ada<> ada;
+    allocate::Ada<> ada;
     ada.normalize = Normalize::none;
     std::vector<std::int64_t> totals(static_cast<std::size_t>(layers));
     ada.layer_totals(shape, tokens, granted, totals, audit);
@@ -131,14 +131,14 @@ void test_budgets() {
     const cuda::ScoredRows in{d_scores.data(), width, layers * heads, d_tokens.data(), width, 0};
     cuda::ada_budgets(gpu, in, heads, d_totals.data(), protect, {}, budgets.data(), error.word());
     expect(cuda::downloaded(gpu, budgets.data(), layers * heads) == want,
-           text("Ada-KV rows, ", emulation::adversarial_names[kind]));
+           joined_text("Ada-KV rows, ", emulation::adversarial_names[kind]));
     error.throw_if_set(gpu, "ada", heads);
     for (const bool exact : {false, true}) {
-      Uniform uniform;
+      allocate::Uniform uniform;
       uniform.exact = exact;
       uniform.allocate(shape, tokens, granted, {want.data(), layers, heads, heads}, audit);
       cuda::uniform_budgets(gpu, d_tokens.data(), layers * heads, -1, 170'000, exact, budgets.data());
-      expect(cuda::downloaded(gpu, budgets.data(), layers * heads) == want, text("uniform rows, exact ", exact));
+      expect(cuda::downloaded(gpu, budgets.data(), layers * heads) == want, joined_text("uniform rows, exact ", exact));
     }
   }
 }
@@ -156,7 +156,7 @@ void expect_close(const std::vector<float>& got, const std::vector<float>& want,
     same &= std::isfinite(got[i]);
     error = std::max(error, std::abs(got[i] - want[i]));
   }
-  expect(same && error <= tolerance * largest, text(what, ": error ", error, " of ", largest));
+  expect(same && error <= tolerance * largest, joined_text(what, ": error ", error, " of ", largest));
 }
 
 // A scorer on both sides. Columns past a head's tokens are left alone by both.
@@ -181,11 +181,11 @@ void test_scorers(const char* type, index_t dim, index_t group) {
       small ? std::vector<index_t>{200, 77} : std::vector<index_t>{3000, 2999, 517, 5, 0};
   const auto heads = static_cast<index_t>(tokens.size());
   const Model<T> model({1, heads, heads * group, dim, dim}, tokens, 64);
-  const std::string name = text(", ", type, ", d ", dim, ", group ", group);
+  const std::string name = joined_text(", ", type, ", d ", dim, ", group ", group);
   for (const index_t window : {32, 20})
     for (const Pooling pool : {Pooling::max(7), Pooling::avg(5), Pooling::none()})
       for (const GroupReduction reduction : {GroupReduction::mean, GroupReduction::max, GroupReduction::none}) {
-        WindowAttention scorer;
+        score::SnapKV scorer;
         scorer.window = window;
         scorer.pool = pool;
         scorer.group = reduction;
@@ -194,9 +194,9 @@ void test_scorers(const char* type, index_t dim, index_t group) {
         compare_scores(model, scorer, 1e-5f, "window scores" + name + ", " + specification(scorer));
         if (small) return;
       }
-  compare_scores(model, KeyNorm{}, 1e-6f, "key norms" + name);
-  compare_scores(model, KeyDiff{}, 1e-5f, "KeyDiff" + name);
-  compare_scores(model, Position{4, ProtectShare::score}, 0.f, "positions" + name);
+  compare_scores(model, score::KNorm{}, 1e-6f, "key norms" + name);
+  compare_scores(model, score::KeyDiff{}, 1e-5f, "KeyDiff" + name);
+  compare_scores(model, score::Position{4, ProtectShare::score}, 0.f, "positions" + name);
 }
 
 template <class T>
@@ -249,8 +249,9 @@ void test_tokens(const char* type, index_t dim, index_t hidden, KeyFrame frame, 
       }
       want[static_cast<std::size_t>(h * width + j)] = static_cast<float>(score);
     }
-  expect_close(cuda::downloaded(gpu, got.data(), got.size()), want, 1e-5f,
-               text("lkv-t, ", type, ", d ", dim, ", hidden ", hidden, ", pre-rope ", frame == KeyFrame::pre_rope));
+  expect_close(
+      cuda::downloaded(gpu, got.data(), got.size()), want, 1e-5f,
+      joined_text("lkv-t, ", type, ", d ", dim, ", hidden ", hidden, ", pre-rope ", frame == KeyFrame::pre_rope));
 }
 
 template <class T>
@@ -314,12 +315,12 @@ void test_policies(index_t dim) {
     const EvictionPlan want = policy.plan(host_exec{4, nullptr}, model, host_views, budget);
     const EvictionPlan got = policy.plan(gpu, ragged, std::span<const LayerObservation<T>>(device_views), budget);
     expect(got.specification == want.specification && got.asked == want.asked && got.granted.rows == want.granted.rows,
-           text(what, ": the plan says the same of itself"));
-    if (exact_scores) expect(same_rows(got, want), text(what, ": equal scores, equal plans"));
-    expect(got.rows_kept() == want.rows_kept(), text(what, ": rows kept"));
+           joined_text(what, ": the plan says the same of itself"));
+    if (exact_scores) expect(same_rows(got, want), joined_text(what, ": equal scores, equal plans"));
+    expect(got.rows_kept() == want.rows_kept(), joined_text(what, ": rows kept"));
 
     // Layer by layer without a host plan, and the host plan applied.
-    auto planner = policy.begin(gpu, shape, model.all_tokens(), budget, 4 * dim);
+    auto planner = policy.make_planner(gpu, shape, model.all_tokens(), budget, 4 * dim);
     CudaRaggedCache<T> live(gpu, model);
     for (index_t l = 0; l < shape.layers; ++l)
       live.compact(gpu, l, planner.layer(gpu, device_views[static_cast<std::size_t>(l)]));
@@ -341,10 +342,10 @@ void test_policies(index_t dim) {
       expect_rows(dense, expected, "a dense cache after shrinking");
     }
   };
-  run(Policy<Uniform, Position>{}, "streamingllm", true);
-  run(Policy<Uniform, WindowAttention>{}, "snapkv", false);
-  run(Policy<Ada<Uniform>, WindowAttention>{}, "adakv", false);
-  run(Policy<Pyramid, KeyNorm>{}, "pyramid over key norms", false);
+  run(Policy<allocate::Uniform, score::Position>{}, "streamingllm", true);
+  run(Policy<allocate::Uniform, score::SnapKV>{}, "snapkv", false);
+  run(Policy<allocate::Ada<allocate::Uniform>, score::SnapKV>{}, "adakv", false);
+  run(Policy<allocate::Pyramid, score::KNorm>{}, "pyramid over key norms", false);
 }
 
 void test_errors() {
@@ -358,7 +359,7 @@ void test_errors() {
       "copy");
   const auto device = model.observe(cache, queries.rows.data(), queries.positions.data(), 0);
   const std::vector<LayerObservation<float>> views{device.observation()};
-  const Policy<Uniform, KeyNorm> knorm;
+  const Policy<allocate::Uniform, score::KNorm> knorm;
   std::string said;
   try {
     (void)knorm.plan(gpu, cache, std::span<const LayerObservation<float>>(views), Budget::retain(0.5));
@@ -428,7 +429,7 @@ int run(int argc, char** argv) {
     try {
       test();
     } catch (const std::exception& e) {
-      expect(false, text(name, ": ", e.what()));
+      expect(false, joined_text(name, ": ", e.what()));
     }
     std::printf("%-14s %4d checks, %d failed\n", name, checks - count, failures - before);
   }

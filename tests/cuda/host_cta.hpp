@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "kvevict/core/half.hpp"
-#include "kvevict/cuda/cta.hpp"
+#include "kvevict/cuda/detail/cta.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define KVEVICT_FIBRE_ASAN 1

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "host_cta.hpp"
-#include "kvevict/cuda/compact_steps.hpp"
-#include "kvevict/cuda/group_steps.hpp"
-#include "kvevict/cuda/select_steps.hpp"
-#include "kvevict/cuda/tile.hpp"
+#include "kvevict/cuda/detail/compact_steps.hpp"
+#include "kvevict/cuda/detail/group_steps.hpp"
+#include "kvevict/cuda/detail/select_steps.hpp"
+#include "kvevict/cuda/detail/tile.hpp"
 
 using namespace kvevict;
 using emulation::HostCta;

@@ -11,11 +11,11 @@
 
 #include "host_cta.hpp"
 #include "kvevict/allocate/flat.hpp"
-#include "kvevict/cuda/simple_steps.hpp"
-#include "kvevict/cuda/token_weights.hpp"
+#include "kvevict/cuda/detail/simple_steps.hpp"
+#include "kvevict/cuda/detail/token_weights.hpp"
 #include "kvevict/lkv/token_input.hpp"
-#include "kvevict/score/key_diff.hpp"
-#include "kvevict/score/key_norm.hpp"
+#include "kvevict/score/keydiff.hpp"
+#include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
 
 using namespace kvevict;
@@ -177,11 +177,11 @@ TEST_CASE("CUDA LKV-T scores are those of the network, for every element type, w
 TEST_CASE("CUDA key norms and KeyDiff scores equal the host's") {
   std::int32_t largest = -cuda::infinity_key;
   const Layer<fp16_t> half(64, 8, {100, 7, 0});
-  check_close(key_scores(half, 100, false, &largest), on_host(half, KeyNorm{}, 100), 1e-6f);
-  check_close(key_scores(half, 100, true, nullptr), on_host(half, KeyDiff{}, 100), 2e-6f);
+  check_close(key_scores(half, 100, false, &largest), on_host(half, score::KNorm{}, 100), 1e-6f);
+  check_close(key_scores(half, 100, true, nullptr), on_host(half, score::KeyDiff{}, 100), 2e-6f);
   const Layer<float> odd(36, 8, {60, 33});
-  check_close(key_scores(odd, 60, false, nullptr), on_host(odd, KeyNorm{}, 60), 1e-6f);
-  check_close(key_scores(odd, 60, true, nullptr), on_host(odd, KeyDiff{}, 60), 2e-6f);
+  check_close(key_scores(odd, 60, false, nullptr), on_host(odd, score::KNorm{}, 60), 1e-6f);
+  check_close(key_scores(odd, 60, true, nullptr), on_host(odd, score::KeyDiff{}, 60), 2e-6f);
   float best = -std::numeric_limits<float>::infinity();
   const auto norms = key_scores(half, 100, false, nullptr);
   for (std::size_t i = 0; i < 107; ++i) best = std::max(best, norms[i]);
@@ -190,7 +190,7 @@ TEST_CASE("CUDA key norms and KeyDiff scores equal the host's") {
 
 TEST_CASE("CUDA position scores and protect=score give the sinks the layer's largest score + 1") {
   Layer<float> layer(8, 8, {20, 3});
-  Position scorer;
+  score::Position scorer;
   scorer.protect = ProtectShare::score;
   const std::vector<index_t> tokens{20, 3};
   std::vector<float> out(40, -5.f);

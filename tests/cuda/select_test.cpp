@@ -9,8 +9,8 @@
 
 #include "adversarial.hpp"
 #include "host_cta.hpp"
-#include "kvevict/cuda/group_steps.hpp"
-#include "kvevict/cuda/select_steps.hpp"
+#include "kvevict/cuda/detail/group_steps.hpp"
+#include "kvevict/cuda/detail/select_steps.hpp"
 #include "kvevict/select/ordered_key.hpp"
 #include "kvevict/select/selector.hpp"
 

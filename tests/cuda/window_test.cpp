@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "host_cta.hpp"
-#include "kvevict/cuda/window_steps.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/cuda/detail/window_steps.hpp"
+#include "kvevict/score/snapkv.hpp"
 
 using namespace kvevict;
 using emulation::HostCta;
@@ -68,8 +68,8 @@ struct Layer {
 
 // The launches of window_attention.cuh, on few threads.
 template <class T, int Blocks, int Tiles>
-std::vector<float> on_device(const Layer<T>& layer, const WindowAttention& scorer, index_t width, int threads,
-                             int steps, int chunk_tiles, Order order, const std::vector<float>& lse = {}) {
+std::vector<float> on_device(const Layer<T>& layer, const score::SnapKV& scorer, index_t width, int threads, int steps,
+                             int chunk_tiles, Order order, const std::vector<float>& lse = {}) {
   const CacheShape s = layer.shape;
   const LayerObservation<T> o = layer.owner.observation();
   std::vector<const index_t*> positions;
@@ -131,7 +131,7 @@ std::vector<float> on_device(const Layer<T>& layer, const WindowAttention& score
 }
 
 template <class T>
-std::vector<float> on_host(const Layer<T>& layer, const WindowAttention& scorer, index_t width) {
+std::vector<float> on_host(const Layer<T>& layer, const score::SnapKV& scorer, index_t width) {
   const index_t rows = scorer.score_heads(layer.shape);
   std::vector<float> out(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width), -77.f);
   scorer.score(host_exec{}, layer.owner.observation(), Matrix<float>{out.data(), rows, width, width});
@@ -152,8 +152,8 @@ void check_close(const std::vector<float>& got, const std::vector<float>& want, 
   }
 }
 
-WindowAttention window_of(index_t window) {
-  WindowAttention out;
+score::SnapKV window_of(index_t window) {
+  score::SnapKV out;
   out.window = window;
   return out;
 }
@@ -259,7 +259,7 @@ TEST_CASE("every reduction, pooling and order of the window scorer is the same o
     for (const Pooling pool : {Pooling::none(), Pooling::avg(5), Pooling::max(7)})
       for (const PoolOrder order : {PoolOrder::group_then_pool, PoolOrder::pool_then_group})
         for (const ProtectShare protect : {ProtectShare::half, ProtectShare::score}) {
-          WindowAttention scorer = window_of(20);  // no multiple of a row tile
+          score::SnapKV scorer = window_of(20);  // no multiple of a row tile
           scorer.group = group;
           scorer.pool = pool;
           scorer.order = order;

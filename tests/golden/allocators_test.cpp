@@ -15,7 +15,7 @@
 #include "kvevict/allocate/apportion.hpp"
 #include "kvevict/allocate/pyramid.hpp"
 #include "kvevict/allocate/uniform.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/score/snapkv.hpp"
 #include "kvevict/select/selector.hpp"
 
 using namespace kvevict;
@@ -59,7 +59,7 @@ TEST_CASE("uniform with rounding=kvpress keeps what kvpress keeps") {
     Audit audit;
     GrantedBudget budget;
     budget.retain = 1.0 - e["r"].get<double>();
-    const auto rows = layers_of(Uniform{false, UniformRounding::kvpress}, 1, e["t"], budget, audit);
+    const auto rows = layers_of(allocate::Uniform{false, UniformRounding::kvpress}, 1, e["t"], budget, audit);
     CHECK(rows[0] == e["kvpress"].get<std::int64_t>());
   }
 }
@@ -70,7 +70,7 @@ TEST_CASE("pyramid with rounding=kvpress equals kvpress, fallbacks included") {
     Audit audit;
     GrantedBudget budget;
     budget.retain = 1.0 - e["r"].get<double>();
-    const Pyramid pyramid{e["beta"], PyramidRounding::kvpress, e["window"]};
+    const allocate::Pyramid pyramid{e["beta"], PyramidRounding::kvpress, e["window"]};
     CHECK(layers_of(pyramid, e["layers"], e["t"], budget, audit) == e["budgets"].get<std::vector<std::int64_t>>());
     CHECK(says(audit, "fell back to uniform") == e["fallback"].get<bool>());
   }
@@ -81,7 +81,7 @@ TEST_CASE("pyramid with rounding=reference equals the published code") {
     CAPTURE(e.dump());
     const index_t layers = e["layers"], window = e["window"], tokens = e["t"], capacity = e["capacity"];
     Audit audit;
-    const auto rows = layers_of(Pyramid{e["beta"], PyramidRounding::reference, window}, layers, tokens,
+    const auto rows = layers_of(allocate::Pyramid{e["beta"], PyramidRounding::reference, window}, layers, tokens,
                                 {std::int64_t{layers} * capacity}, audit);
     if (e["past_budgets"].is_null()) {
       CHECK(rows == std::vector<std::int64_t>(rows.size(), tokens));
@@ -105,7 +105,7 @@ TEST_CASE("ada with variant=reference interpolates as the published code") {
       std::fill_n(scores.begin() + static_cast<std::ptrdiff_t>(h) * tokens, counts[h], 1.f);
     const std::vector<index_t> held(counts.size(), tokens);
     const LayerScores layer{0, {scores.data(), heads, tokens, tokens}, held, {}, true};
-    const Ada<> ada{.floor = e["alpha"], .variant = AdaVariant::reference};
+    const allocate::Ada<> ada{.floor = e["alpha"], .variant = AdaVariant::reference};
     std::vector<index_t> out(counts.size());
     Audit audit;
     ada.allocate_layer(host_exec{}, layer, std::int64_t{heads} * e["b"].get<std::int64_t>(), out, audit);
@@ -123,7 +123,7 @@ struct AdaLayer {
   std::vector<float> scores;
   std::vector<index_t> tokens;
   LayerScores view;
-  AdaLayer(const golden::Set& set, const WindowAttention& scorer, const Matrix<const float>* stored) {
+  AdaLayer(const golden::Set& set, const score::SnapKV& scorer, const Matrix<const float>* stored) {
     const index_t heads = set.shape.kv_heads, t = set.tokens;
     scores.assign(static_cast<std::size_t>(heads * t), -std::numeric_limits<float>::infinity());
     tokens.assign(static_cast<std::size_t>(heads), t);
@@ -137,7 +137,7 @@ struct AdaLayer {
   // Rows per head, and what the selector keeps.
   std::vector<index_t> rows;
   std::vector<std::vector<index_t>> kept;
-  void run(const Ada<>& ada, std::int64_t total) {
+  void run(const allocate::Ada<>& ada, std::int64_t total) {
     Audit audit;
     rows.assign(tokens.size(), -1);
     kept.clear();
@@ -164,12 +164,12 @@ TEST_CASE("ada with variant=kvpress keeps what kvpress keeps, from stored scores
     for (const golden::Case* wanted : set.starting_with("adakv_kvpress.")) {
       CAPTURE(name);
       CAPTURE(wanted->id);
-      WindowAttention scorer;
+      score::SnapKV scorer;
       scorer.window = std::stoi(wanted->id.substr(wanted->id.find("_w") + 2));
       scorer.pool = Pooling::avg(5);
       scorer.order = PoolOrder::pool_then_group;
       scorer.protect = ProtectShare::score;
-      const Ada<> ada{.floor = wanted->params["alpha"], .variant = AdaVariant::kvpress};
+      const allocate::Ada<> ada{.floor = wanted->params["alpha"], .variant = AdaVariant::kvpress};
       for (const auto& entry : wanted->kept) {
         const std::string& tag = entry.first;
         const golden::Kept& kept = entry.second;
@@ -202,15 +202,15 @@ TEST_CASE("ada with variant=reference gives the budgets of the published code, r
     for (const golden::Case* wanted : set.starting_with("adakv_ref.")) {
       CAPTURE(name);
       CAPTURE(wanted->id);
-      WindowAttention scorer;
+      score::SnapKV scorer;
       scorer.window = wanted->params["window"];
       const auto kernel = wanted->params["kernel"].get<index_t>();
       scorer.pool = wanted->params["pool"] == "max" ? Pooling::max(kernel) : Pooling::avg(kernel);
       scorer.group = wanted->params["group"] == "max" ? GroupReduction::max : GroupReduction::mean;
       scorer.protect = ProtectShare::full;
-      const Ada<> ada{.floor = wanted->params["alpha"],
-                      .variant = AdaVariant::reference,
-                      .concentration = wanted->params["normalize"].get<bool>()};
+      const allocate::Ada<> ada{.floor = wanted->params["alpha"],
+                                .variant = AdaVariant::reference,
+                                .concentration = wanted->params["normalize"].get<bool>()};
       const AdaLayer own(set, scorer, nullptr);
       CHECK(golden::score_mismatch(own.view.scores, wanted->score) == "");
       for (const auto& entry : wanted->kept) {

@@ -53,12 +53,12 @@ TEST_CASE("expected equals kvpress' ExpectedAttention, scores and kept sets, wit
       layer.q_cov.push_back(dense_rows(stats.cov.data() + std::ptrdiff_t{h} * d * d, d, d));
     layer.view.extras.q_stats_first = first_row;
 
-    Expected published;
+    score::Expected published;
     published.sinks = 4;
     published.protect = ProtectShare::score;
     for (const golden::Case* wanted : set.starting_with("expected_attention.")) {
       CAPTURE(wanted->id);
-      Expected scorer = published;
+      score::Expected scorer = published;
       if (wanted->id.ends_with("eps1e-2")) scorer.epsilon = 1e-2f;
       if (wanted->id.ends_with("nocov")) scorer.covariance = false;
       if (wanted->id.ends_with("novnorm")) scorer.value_norm = false;

@@ -7,8 +7,8 @@
 
 #include "common/golden.hpp"
 #include "kvevict/rope/rope_ops.hpp"
-#include "kvevict/score/key_diff.hpp"
-#include "kvevict/score/key_norm.hpp"
+#include "kvevict/score/keydiff.hpp"
+#include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
 #include "kvevict/select/selector.hpp"
 
@@ -60,8 +60,8 @@ TEST_CASE("knorm and keydiff equal kvpress, scores and kept sets") {
       for (const auto& [tag, kept] : wanted.kept)
         CHECK(golden::kept_mismatch(kept, selected(got, kept, scorer.protection()), wanted.score) == "");
     };
-    check(KeyNorm{}, set.at("knorm"));
-    check(KeyDiff{}, set.at("keydiff"));
+    check(score::KNorm{}, set.at("knorm"));
+    check(score::KeyDiff{}, set.at("keydiff"));
   }
 }
 
@@ -69,7 +69,7 @@ TEST_CASE("position with protect=full keeps the rows of kvpress' StreamingLLM") 
   for (const std::string& name : golden::set_names()) {
     CAPTURE(name);
     const golden::Set set = golden::load(name);
-    const Position scorer{4, ProtectShare::full};
+    const score::Position scorer{4, ProtectShare::full};
     const Scored got = run(scorer, set);
     for (const auto& [tag, kept] : set.at("streaming").kept)
       CHECK(golden::kept_mismatch(kept, selected(got, kept, scorer.protection())) == "");

@@ -10,7 +10,7 @@
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/lkv/checkpoint.hpp"
 #include "kvevict/lkv/head_net.hpp"
-#include "kvevict/lkv/lkv_head.hpp"
+#include "kvevict/lkv/lkv_h.hpp"
 
 using namespace kvevict;
 
@@ -43,9 +43,9 @@ TEST_CASE("budgets of a prompt of 512 tokens at retain 0.15 equal the stored mas
       253, 108, 181, 155, 131, 125, 30,  17,  16, 47, 70,  15, 59,  30, 24,  59,  17,  28, 29,  13,  26};
   const std::vector<index_t> tokens(90, 512);
   Audit audit;
-  const GrantedBudget budget = Budget::retain(0.15).resolve(tokens, 512, LkvHead::minimum_rows, audit);
+  const GrantedBudget budget = Budget::retain(0.15).resolve(tokens, 512, allocate::LkvH::minimum_rows, audit);
   std::vector<index_t> rows(90);
-  LkvHead part{LkvFile(folder + "weights.safetensors")};
+  allocate::LkvH part{LkvFile(folder + "weights.safetensors")};
   part.allocate(smollm2, tokens, budget, {rows.data(), 30, 3, 3}, audit);
   CHECK(rows == wanted);
   CHECK(std::accumulate(rows.begin(), rows.end(), 0) == 6867);

@@ -8,16 +8,16 @@
 
 #include "common/golden.hpp"
 #include "kvevict/core/exec.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/rows.hpp"
-#include "kvevict/core/specification.hpp"
-#include "kvevict/score/window_attention.hpp"
-#include "kvevict/select/topk.hpp"
+#include "kvevict/cpu/topk.hpp"
+#include "kvevict/score/snapkv.hpp"
 
 namespace {
 using namespace kvevict;
 
-WindowAttention scorer_of(const golden::Case& c) {
-  WindowAttention s;
+score::SnapKV scorer_of(const golden::Case& c) {
+  score::SnapKV s;
   if (c.params.contains("base")) {  // Ada-KV over the scores of kvpress: "snapkv_kvpress(window=32,kernel=5)"
     const std::string base = c.params["base"];
     s.window = std::stoi(base.substr(base.find("window=") + 7));
@@ -54,7 +54,7 @@ TEST_CASE("golden: window attention gives the stored scores and kept sets, in on
     const auto set = golden::load(set_name);
     for (const auto& c : set.cases) {
       if (c.id.rfind("snapkv_", 0) != 0 && c.id.rfind("adakv_", 0) != 0) continue;
-      WindowAttention scorer = scorer_of(c);
+      score::SnapKV scorer = scorer_of(c);
       CAPTURE(set_name);
       CAPTURE(c.id);
       CAPTURE(specification(scorer));

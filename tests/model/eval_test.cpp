@@ -20,10 +20,10 @@
 #include "kvevict/model/observed_prefill.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/expected.hpp"
-#include "kvevict/score/key_diff.hpp"
-#include "kvevict/score/key_norm.hpp"
+#include "kvevict/score/keydiff.hpp"
+#include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/score/snapkv.hpp"
 
 using namespace kvevict;
 
@@ -37,21 +37,21 @@ const Decoder& smollm2() {
   return d;
 }
 
-WindowAttention snapkv_inside_the_budget() {
-  WindowAttention s;
+score::SnapKV snapkv_inside_the_budget() {
+  score::SnapKV s;
   s.pool = Pooling::avg(5);
   s.order = PoolOrder::pool_then_group;
   s.protect = ProtectShare::score;
   return s;
 }
-Expected expected_behind_sinks() {
-  Expected s;
+score::Expected expected_behind_sinks() {
+  score::Expected s;
   s.sinks = 4;
   return s;
 }
 template <class S>
 auto ada_kvpress(S scorer) {
-  Ada<> a;
+  allocate::Ada<> a;
   a.variant = AdaVariant::kvpress;
   return Policy{a, scorer};
 }
@@ -59,13 +59,13 @@ auto ada_kvpress(S scorer) {
 // visit(name in the reference, policy)
 template <class Visit>
 void each_policy(Visit&& visit) {
-  visit("streaming", Policy{Uniform{}, Position{}});
-  visit("snapkv", Policy{Uniform{}, snapkv_inside_the_budget()});
+  visit("streaming", Policy{allocate::Uniform{}, score::Position{}});
+  visit("snapkv", Policy{allocate::Uniform{}, snapkv_inside_the_budget()});
   visit("ada_snapkv", ada_kvpress(snapkv_inside_the_budget()));
-  visit("expattn", Policy{Uniform{}, expected_behind_sinks()});
-  visit("keydiff", Policy{Uniform{}, KeyDiff{}});
-  visit("ada+keydiff", ada_kvpress(KeyDiff{}));
-  visit("knorm", Policy{Uniform{}, KeyNorm{}});
+  visit("expattn", Policy{allocate::Uniform{}, expected_behind_sinks()});
+  visit("keydiff", Policy{allocate::Uniform{}, score::KeyDiff{}});
+  visit("ada+keydiff", ada_kvpress(score::KeyDiff{}));
+  visit("knorm", Policy{allocate::Uniform{}, score::KNorm{}});
 }
 
 CaptureOptions everything() {

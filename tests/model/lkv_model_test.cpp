@@ -15,15 +15,15 @@
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
-#include "kvevict/lkv/lkv_head.hpp"
-#include "kvevict/lkv/lkv_token.hpp"
-#include "kvevict/lkv/trainer.hpp"
+#include "kvevict/lkv/lkv_h.hpp"
+#include "kvevict/lkv/lkv_t.hpp"
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/model/evaluate.hpp"
 #include "kvevict/model/evict_prefill.hpp"
 #include "kvevict/model/observed_prefill.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/select/selector.hpp"
+#include "kvevict/train/trainer.hpp"
 
 using namespace kvevict;
 
@@ -42,14 +42,14 @@ const Tasks& dev() {
   return t;
 }
 
-Policy<LkvHead, LkvToken, TopK> lkv(const std::string& path) {
+Policy<allocate::LkvH, score::LkvT, TopK> lkv(const std::string& path) {
   const LkvFile file(path);
   return {{file}, {file}, {}};
 }
 
 CaptureOptions capture() {
   CaptureOptions out;
-  out.add(LkvToken::needs, 0);
+  out.add(score::LkvT::needs, 0);
   return out;
 }
 
@@ -67,7 +67,7 @@ EvaluationResult judge(const std::string& path, double retain, int contexts) {
 }  // namespace
 
 TEST_CASE("token scores of the stored weights agree to 1e-3 of the largest") {
-  const LkvToken scorer{LkvFile(golden + "weights.safetensors")};
+  const score::LkvT scorer{LkvFile(golden + "weights.safetensors")};
   const Safetensors expected(golden + "expected.safetensors");
   const auto wanted = expected.at("u.dev0").as<float>();
   ForwardState state;

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "cli/tool.hpp"
-#include "kvevict/attention/reference.hpp"
 #include "kvevict/cache/dense.hpp"
 #include "kvevict/cache/paged.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/metrics/reference.hpp"
 #include "kvevict/plan/union_form.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "property/world.hpp"
@@ -153,7 +153,7 @@ void check_all() {
         }
         if (policy.layerwise()) {
           INFO("layer by layer equals all at once");
-          auto planner = policy.begin(shape, lengths, budget);
+          auto planner = policy.make_planner(shape, lengths, budget);
           for (const auto& o : world.observations()) {
             const LayerPlan layer = planner.layer(host_exec{}, o);
             for (index_t h = 0; h < shape.kv_heads; ++h) {
@@ -217,7 +217,7 @@ TEST_CASE("U41: what a policy cannot do is a capability that can be asked, and a
   CHECK_FALSE(oracle.layerwise());
   CHECK(registry().policy("adakv").layerwise());
   const World<float> world(shape, lengths_equal(), 7);
-  auto planner = oracle.begin(shape, lengths_equal(), Budget::retain(0.5));
+  auto planner = oracle.make_planner(shape, lengths_equal(), Budget::retain(0.5));
   CHECK_THROWS_WITH_AS(planner.layer(host_exec{}, world.observations()[0]),
                        doctest::Contains("needs the scores of every layer"), std::invalid_argument);
 }
@@ -225,13 +225,13 @@ TEST_CASE("U41: what a policy cannot do is a capability that can be asked, and a
 TEST_CASE("a planner refuses layers out of order, other shapes and other lengths") {
   const AnyPolicy policy = registry().policy("knorm");
   const World<float> world(shape, lengths_equal(), 7);
-  auto planner = policy.begin(shape, lengths_ragged(), Budget::retain(0.5));
+  auto planner = policy.make_planner(shape, lengths_ragged(), Budget::retain(0.5));
   CHECK_THROWS_WITH_AS(planner.layer(host_exec{}, world.observations()[1]), doctest::Contains("layer 0 is next"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(planner.layer(host_exec{}, world.observations()[0]), doctest::Contains("44 were announced"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(planner.finish(host_exec{}), doctest::Contains("0 of 3 layers"), std::invalid_argument);
-  CHECK_THROWS_AS(policy.begin(shape, std::vector<index_t>{1, 2}, Budget::retain(0.5)), std::invalid_argument);
+  CHECK_THROWS_AS(policy.make_planner(shape, std::vector<index_t>{1, 2}, Budget::retain(0.5)), std::invalid_argument);
 }
 
 TEST_CASE("NaN in a score names layer, head and token") {

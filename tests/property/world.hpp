@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/random_cache.hpp"
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
 namespace kvevict::testing {
 

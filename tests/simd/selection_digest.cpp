@@ -15,9 +15,9 @@
 #include "kvevict/core/protect.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/simd.hpp"
+#include "kvevict/cpu/simd.hpp"
+#include "kvevict/cpu/topk.hpp"
 #include "kvevict/select/selector.hpp"
-#include "kvevict/select/topk.hpp"
 
 #if defined(KVEVICT_EXPECTED_TARGET)
 static_assert(std::string_view(kvevict::simd_target()) == KVEVICT_EXPECTED_TARGET,

@@ -4,6 +4,7 @@
 // before scores are compared, and scores that heads do not share a scale for are normalised first.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -18,22 +19,23 @@
 #include "kvevict/allocate/flat.hpp"
 #include "kvevict/allocate/uniform.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // exact: see Ada. kvpress: hard floor int(floor * N) on all columns, the window by protect=score. reference:
 // interpolation between the layer's hits and a uniform share, the window on top.
 enum class AdaVariant { exact, kvpress, reference };
-template <>
-struct Words<AdaVariant> {
-  static constexpr std::string_view words[] = {"exact", "kvpress", "reference"};
-};
+constexpr auto words_of(AdaVariant) noexcept {
+  return std::to_array<std::string_view>({"exact", "kvpress", "reference"});
+}
+
+namespace allocate {
 
 // Layer allocator over a static one: `base` gives each layer its total, Ada splits it over the heads.
 // exact, with a layer total B over H heads and m = B / H: each head's protected rows (at most ceil(m / 2), or floor(m)
 // with protect=full) are set aside; its best rows up to max(1, floor(floor * m)) in all are reserved; the rest of B
 // goes to the layer's best remaining rows (ties: lower head, lower index). A head gets at most its tokens; the sum is
 // B. O(heads * tokens) per layer, nothing is sorted. A NaN score throws std::domain_error naming layer, head and token.
-template <class Base = Uniform>
+template <class Base = allocate::Uniform>
 struct Ada {
   static_assert(StaticAllocator<Base>, "Ada refines a static allocator");
   static constexpr std::string_view name = "ada";
@@ -58,10 +60,10 @@ struct Ada {
   void layer_totals(const CacheShape& shape, std::span<const index_t> tokens, const GrantedBudget& budget,
                     std::span<std::int64_t> totals, Audit& audit) const {
     check_parameters();
-    if constexpr (std::same_as<Base, Uniform>) {
+    if constexpr (std::same_as<Base, allocate::Uniform>) {
       if (variant == AdaVariant::exact && base.rounding == UniformRounding::floor)
         return split_evenly(shape, tokens, budget, totals);
-      Uniform rule = base;
+      allocate::Uniform rule = base;
       if (variant == AdaVariant::kvpress) rule = {false, UniformRounding::kvpress};
       sum_heads(rule, shape, tokens, budget, totals, audit);
     } else {
@@ -263,4 +265,6 @@ struct Ada {
 template <class Base>
 Ada(Base) -> Ada<Base>;
 
-}  // namespace kvevict
+}  // namespace allocate
+
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -12,7 +12,7 @@
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Nearest integer, a half goes to its even neighbour. |x| < 2^52; independent of the rounding mode.
 inline std::int64_t round_half_even(double x) noexcept {
@@ -128,4 +128,4 @@ inline void raise_to_minimum(std::span<std::int64_t> rows, std::span<const std::
   }
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

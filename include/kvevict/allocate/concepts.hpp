@@ -15,7 +15,7 @@
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // One layer's scores as allocators see them.
 struct LayerScores {
@@ -70,4 +70,4 @@ Protect protection_in_head(const A& allocator, const LayerScores& scores, std::i
 template <class A>
 concept Allocator = StaticAllocator<A> || LayerAllocator<A> || GlobalAllocator<A>;
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

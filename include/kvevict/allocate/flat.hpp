@@ -2,6 +2,7 @@
 // heads are ranked as one list; each head gets what it has among the best, but at least its floor.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,21 +13,18 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/parallel.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/protect.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/specification.hpp"
-#include "kvevict/select/topk.hpp"
+#include "kvevict/cpu/topk.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // How scores of different heads become comparable. automatic: as they are where the scorer says that they are
 // comparable, else softmax; none: as they are; softmax: normalised by softmax per head.
 enum class Normalize { automatic, none, softmax };
-template <>
-struct Words<Normalize> {
-  static constexpr std::string_view words[] = {"auto", "none", "softmax"};
-};
+constexpr auto words_of(Normalize) noexcept { return std::to_array<std::string_view>({"auto", "none", "softmax"}); }
 
 namespace detail {
 
@@ -85,4 +83,4 @@ inline void split_flat(const host_exec& exec, Matrix<const float> scores, std::s
 }
 
 }  // namespace detail
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

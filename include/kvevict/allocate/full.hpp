@@ -6,7 +6,9 @@
 
 #include "kvevict/allocate/concepts.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
+
+namespace allocate {
 
 // Static. Keeps more than was asked on purpose; the audit says so.
 struct Full {
@@ -25,4 +27,6 @@ struct Full {
   }
 };
 
-}  // namespace kvevict
+}  // namespace allocate
+
+}  // namespace kvevict::inline KVEVICT_ABI

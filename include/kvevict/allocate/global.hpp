@@ -11,7 +11,9 @@
 #include "kvevict/allocate/concepts.hpp"
 #include "kvevict/allocate/flat.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
+
+namespace allocate {
 
 // Global allocator: each head's protected rows (at most ceil(m / 2) of the mean m, or floor(m) with protect=full) are
 // set aside, every head keeps `minimum` rows of those it holds, the rest of the total goes to the best rows anywhere
@@ -79,4 +81,6 @@ struct Global {
   }
 };
 
-}  // namespace kvevict
+}  // namespace allocate
+
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -3,6 +3,7 @@
 // hi = 2m - lo, those between lie on a line; hi is clipped at the t rows that there are, lo is then 2m - hi.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -13,15 +14,16 @@
 #include "kvevict/allocate/apportion.hpp"
 #include "kvevict/allocate/concepts.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // exact: largest remainder, the layers sum to layers * m. reference: floored steps and the window on top, as the
 // published code (it keeps more than m on average). kvpress: real steps, rounded per layer, and a uniform fallback.
 enum class PyramidRounding { exact, reference, kvpress };
-template <>
-struct Words<PyramidRounding> {
-  static constexpr std::string_view words[] = {"exact", "reference", "kvpress"};
-};
+constexpr auto words_of(PyramidRounding) noexcept {
+  return std::to_array<std::string_view>({"exact", "reference", "kvpress"});
+}
+
+namespace allocate {
 
 // Static. t is the tokens of the shortest head that holds any. Where all layers come out equal, where the shape is
 // replaced or keeps more than was granted, and where a head is shorter than its share, the audit says so. O(heads).
@@ -140,4 +142,6 @@ struct Pyramid {
   }
 };
 
-}  // namespace kvevict
+}  // namespace allocate
+
+}  // namespace kvevict::inline KVEVICT_ABI

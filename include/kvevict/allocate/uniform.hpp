@@ -1,6 +1,7 @@
 // Uniform: every head keeps the same share of its rows.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,14 +11,13 @@
 #include "kvevict/allocate/apportion.hpp"
 #include "kvevict/allocate/concepts.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // floor: exact integers, never above the total. kvpress: max(1, int(t * (1 - r))) in double, r = 1 - retain.
 enum class UniformRounding { floor, kvpress };
-template <>
-struct Words<UniformRounding> {
-  static constexpr std::string_view words[] = {"floor", "kvpress"};
-};
+constexpr auto words_of(UniformRounding) noexcept { return std::to_array<std::string_view>({"floor", "kvpress"}); }
+
+namespace allocate {
 
 // Static. Head h keeps floor(total * tokens[h] / full) rows, at least 1 where it holds any. Equal lengths stay equal,
 // so the result fits a dense cache. rounding=kvpress is for parity: it needs a budget given as a ratio and may keep
@@ -57,4 +57,6 @@ struct Uniform {
   }
 };
 
-}  // namespace kvevict
+}  // namespace allocate
+
+}  // namespace kvevict::inline KVEVICT_ABI

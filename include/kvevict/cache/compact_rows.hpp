@@ -15,7 +15,7 @@
 
 #include "kvevict/core/shape.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // body(first, count) for each maximal run of consecutive indices. O(keep).
 template <class Body>
@@ -124,4 +124,4 @@ inline void stream_rows(std::byte* to, const std::byte* from, std::size_t row_by
   detail::StreamStore::fence();
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

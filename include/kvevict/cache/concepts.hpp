@@ -10,8 +10,9 @@
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/plan/layer_plan.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 template <class C>
 concept KVCacheView = requires(const C& c, index_t layer, index_t head) {
@@ -23,29 +24,6 @@ concept KVCacheView = requires(const C& c, index_t layer, index_t head) {
   { c.keys(layer, head) } -> std::same_as<Rows<const typename C::element_type>>;
   { c.values(layer, head) } -> std::same_as<Rows<const typename C::element_type>>;
   { c.positions(layer, head) } -> std::same_as<std::span<const index_t>>;  // original positions, ascending
-};
-
-// The rows one layer keeps: CSR over its heads; rows ascending and unique inside a head.
-struct HeadRows {
-  std::span<const std::int64_t> offsets;  // [kv_heads + 1], not necessarily from 0
-  std::span<const index_t> rows;          // indexed by offsets
-
-  // Kept rows of one head.
-  std::span<const index_t> head(index_t h) const {
-    const auto first = static_cast<std::size_t>(offsets[static_cast<std::size_t>(h)]);
-    return rows.subspan(first, static_cast<std::size_t>(offsets[static_cast<std::size_t>(h) + 1]) - first);
-  }
-};
-
-// Row `from` is folded into row `into` of the same head with this weight: numbers before compaction.
-struct Merge {
-  index_t head, from, into;
-  float weight;
-};
-
-struct LayerPlan {
-  HeadRows keep;
-  std::span<const Merge> merges;  // empty for policies that only drop
 };
 
 template <class C, class Exec>
@@ -67,4 +45,4 @@ concept GrowingCache = KVCache<C, Exec> &&
   { view.next_position() } -> std::same_as<index_t>;  // not the number of rows
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -8,14 +8,14 @@
 #include <span>
 
 #include "kvevict/cache/concepts.hpp"
-#include "kvevict/cache/layer_plan.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/plan/check_plan.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Everything that is not said here is as in RaggedCache.
 template <CacheElement T>
@@ -109,4 +109,4 @@ class DenseCache : private RaggedCache<T> {
 static_assert(GrowingCache<DenseCache<float>, host_exec> && GrowingCache<DenseCache<fp16_t>, host_exec> &&
               GrowingCache<DenseCache<bf16_t>, host_exec>);
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -13,16 +13,16 @@
 
 #include "kvevict/cache/compact_rows.hpp"
 #include "kvevict/cache/concepts.hpp"
-#include "kvevict/cache/layer_plan.hpp"
-#include "kvevict/cache/page_buffer.hpp"
+#include "kvevict/cache/detail/page_buffer.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/plan/check_plan.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // As the pool is shared, only one call at a time may change the cache, and any change ends the validity of all views of
 // its rows. Copies are deep.
@@ -294,4 +294,4 @@ class PagedCache {
 static_assert(GrowingCache<PagedCache<float>, host_exec> && GrowingCache<PagedCache<fp16_t>, host_exec> &&
               GrowingCache<PagedCache<bf16_t>, host_exec>);
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -9,15 +9,15 @@
 #include <vector>
 
 #include "kvevict/cache/concepts.hpp"
-#include "kvevict/cache/layer_plan.hpp"
-#include "kvevict/cache/layer_rows.hpp"
+#include "kvevict/cache/detail/layer_rows.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/plan/check_plan.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Layers are independent: different layers may be appended to and compacted by different threads. A view of rows is
 // valid until its layer is changed. Copies are deep.
@@ -145,4 +145,4 @@ class RaggedCache {
 static_assert(GrowingCache<RaggedCache<float>, host_exec> && GrowingCache<RaggedCache<fp16_t>, host_exec> &&
               GrowingCache<RaggedCache<bf16_t>, host_exec>);
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

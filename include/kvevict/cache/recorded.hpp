@@ -15,7 +15,7 @@
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // What a recording consists of. Everything is row-major; a row of a key or value is one token of the prompt, then of
 // the continuation.
@@ -114,4 +114,4 @@ class RecordedCache {
   std::shared_ptr<const Recording<T>> recording_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

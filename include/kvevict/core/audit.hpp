@@ -6,13 +6,13 @@
 
 #include "kvevict/core/error.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 class Audit {
  public:
   template <class... Parts>
   void add(const Parts&... parts) {
-    entries_.push_back(text(parts...));
+    entries_.push_back(joined_text(parts...));
   }
   const std::vector<std::string>& entries() const noexcept { return entries_; }
 
@@ -20,4 +20,4 @@ class Audit {
   std::vector<std::string> entries_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

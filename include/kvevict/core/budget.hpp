@@ -12,7 +12,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // A budget that has met a cache.
 struct GrantedBudget {
@@ -51,11 +51,11 @@ class Budget {
   std::string description() const {
     switch (unit_) {
       case Unit::rows:
-        return text(amount_, " rows per head");
+        return joined_text(amount_, " rows per head");
       case Unit::retain:
-        return text("retain ", ratio_);
+        return joined_text("retain ", ratio_);
       default:
-        return text(amount_, " bytes");
+        return joined_text(amount_, " bytes");
     }
   }
 
@@ -104,4 +104,4 @@ class Budget {
   double ratio_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

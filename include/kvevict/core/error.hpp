@@ -5,7 +5,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace kvevict {
+#include "kvevict/config.hpp"
+
+namespace kvevict::inline KVEVICT_ABI {
 
 // A file that is not what its format promises. The message names the file and the field.
 struct format_error : std::runtime_error {
@@ -14,7 +16,7 @@ struct format_error : std::runtime_error {
 
 // Joins its arguments to one text, as operator<< prints them.
 template <class... Parts>
-std::string text(const Parts&... parts) {
+std::string joined_text(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
@@ -23,19 +25,19 @@ std::string text(const Parts&... parts) {
 // Wrong argument or combination of arguments (std::invalid_argument).
 template <class... Parts>
 [[noreturn, gnu::noinline, gnu::cold]] void fail_argument(const Parts&... parts) {
-  throw std::invalid_argument(text(parts...));
+  throw std::invalid_argument(joined_text(parts...));
 }
 
 // A value outside the domain of the arithmetic, such as a NaN score (std::domain_error).
 template <class... Parts>
 [[noreturn, gnu::noinline, gnu::cold]] void fail_domain(const Parts&... parts) {
-  throw std::domain_error(text(parts...));
+  throw std::domain_error(joined_text(parts...));
 }
 
 // A malformed or unreadable file (format_error).
 template <class... Parts>
 [[noreturn, gnu::noinline, gnu::cold]] void fail_format(const Parts&... parts) {
-  throw format_error(text(parts...));
+  throw format_error(joined_text(parts...));
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -7,7 +7,9 @@
 #include <new>
 #include <span>
 
-namespace kvevict {
+#include "kvevict/config.hpp"
+
+namespace kvevict::inline KVEVICT_ABI {
 
 struct host_space {
   static constexpr bool host = true;
@@ -61,4 +63,4 @@ concept DeviceExec = requires(const E& exec) {
   exec.stream;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

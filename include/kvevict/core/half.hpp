@@ -6,7 +6,7 @@
 
 #include "kvevict/config.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct fp16_t {
   std::uint16_t bits = 0;
@@ -73,4 +73,4 @@ constexpr const char* element_name() noexcept {
   return std::same_as<T, float> ? "f32" : std::same_as<T, fp16_t> ? "f16" : "bf16";
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -14,7 +14,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Threads that a loop of `count` independent items will use.
 inline int workers_for(const host_exec& exec, std::int64_t count) {
@@ -67,4 +67,4 @@ void parallel_for(const host_exec& exec, std::int64_t count, Body&& body) {
   parallel_for(exec, count, 0, [&](std::int64_t i, std::span<std::byte>) { body(i); });
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -1,18 +1,16 @@
 // Protection: index ranges that stay inside the budget whatever their score. Sinks first, then the newest rows.
 #pragma once
+#include <array>
 #include "kvevict/config.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/specification.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // How much of a head's b kept rows may be protected: half = at most ceil(b / 2), full = at most b. `score` is for
 // parity with kvpress alone: no range at all, the scorer gives these columns the layer's largest score + 1.
 enum class ProtectShare { half, full, score };
-template <>
-struct Words<ProtectShare> {
-  static constexpr std::string_view words[] = {"half", "full", "score"};
-};
+constexpr auto words_of(ProtectShare) noexcept { return std::to_array<std::string_view>({"half", "full", "score"}); }
 
 // Rows that a scorer asks to protect in every head.
 struct Protect {
@@ -55,4 +53,4 @@ KVEVICT_HOST_DEVICE constexpr ProtectedRows protect_within(Protect protect, inde
   return protect_at_most(protect_asked(protect, tokens), most);
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

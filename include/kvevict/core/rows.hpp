@@ -7,7 +7,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/shape.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Rows of one (layer, head): dense, strided, transposed or in blocks. Strides count elements.
 // With a block table, row r lies in block blocks[r / block_rows] at offset (r % block_rows) * row_stride.
@@ -56,4 +56,4 @@ struct Matrix {
   }
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

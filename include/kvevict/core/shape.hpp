@@ -4,7 +4,7 @@
 
 #include "kvevict/core/error.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Layers, heads, tokens and positions. Element offsets are std::int64_t.
 using index_t = std::int32_t;
@@ -33,4 +33,4 @@ inline void check_shape(const CacheShape& s) {
     fail_argument("CacheShape: ", s.q_heads, " query heads do not divide evenly over ", s.kv_heads, " KV heads");
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -18,11 +18,11 @@
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/cuda/cache_base.cuh"
 #include "kvevict/cuda/compact.cuh"
+#include "kvevict/cuda/detail/cache_base.cuh"
 #include "kvevict/cuda/exec.cuh"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Plans in device memory that do not fit are noticed on the device: check() throws then, and the rows are unspecified;
 // nothing outside the cache is touched as long as offsets ascend. Plans in host memory are checked before anything
@@ -316,4 +316,4 @@ class CudaDenseCache : public CudaCache<T> {
   std::vector<Layer> layers_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -9,11 +9,11 @@
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/cuda/compact_steps.hpp"
-#include "kvevict/cuda/cta.cuh"
+#include "kvevict/cuda/detail/compact_steps.hpp"
+#include "kvevict/cuda/detail/cta.cuh"
 #include "kvevict/cuda/exec.cuh"
 
-namespace kvevict::cuda {
+namespace kvevict::inline KVEVICT_ABI::cuda {
 
 namespace kernels {
 
@@ -140,4 +140,4 @@ inline void free_blocks(const cuda_exec& exec, const KeepRows& keep, index_t hea
   check_launch("compact");
 }
 
-}  // namespace kvevict::cuda
+}  // namespace kvevict::inline KVEVICT_ABI::cuda

@@ -18,15 +18,15 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/cuda/rules.hpp"
+#include "kvevict/cuda/detail/rules.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // A CUDA call that failed: the runtime's words, and what was being done.
 struct cuda_error : std::runtime_error {
   cudaError_t status;
   cuda_error(cudaError_t code, std::string_view what)
-      : std::runtime_error(text(what, ": ", cudaGetErrorName(code), " (", cudaGetErrorString(code), ')')),
+      : std::runtime_error(joined_text(what, ": ", cudaGetErrorName(code), " (", cudaGetErrorString(code), ')')),
         status(code) {}
 };
 
@@ -75,10 +75,10 @@ class DeviceArray {
     if (count == 0) return;
     if (exec.memory) {
       data_ = static_cast<T*>(exec.memory->take(exec.memory->state, bytes(), exec.stream));
-      if (!data_) throw cuda_error(cudaErrorMemoryAllocation, text("device memory of ", bytes(), " bytes"));
+      if (!data_) throw cuda_error(cudaErrorMemoryAllocation, joined_text("device memory of ", bytes(), " bytes"));
     } else {
       void* pointer = nullptr;
-      check(cudaMallocAsync(&pointer, bytes(), exec.stream), text("device memory of ", bytes(), " bytes"));
+      check(cudaMallocAsync(&pointer, bytes(), exec.stream), joined_text("device memory of ", bytes(), " bytes"));
       data_ = static_cast<T*>(pointer);
     }
   }
@@ -192,4 +192,4 @@ class ErrorFlag {
 };
 
 }  // namespace cuda
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -14,15 +14,15 @@
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/rows.hpp"
-#include "kvevict/cuda/cta.cuh"
+#include "kvevict/cuda/detail/cta.cuh"
+#include "kvevict/cuda/detail/tables.cuh"
+#include "kvevict/cuda/detail/token_steps.hpp"
+#include "kvevict/cuda/detail/token_weights.hpp"
 #include "kvevict/cuda/exec.cuh"
-#include "kvevict/cuda/tables.cuh"
-#include "kvevict/cuda/token_steps.hpp"
-#include "kvevict/cuda/token_weights.hpp"
 #include "kvevict/lkv/token_net.hpp"
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 namespace cuda {
 namespace kernels {
 
@@ -216,4 +216,4 @@ requires(Lkv::name == std::string_view("lkv-t")) void score_on(const cuda_exec& 
   nets.score(exec, o, newest, out);
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

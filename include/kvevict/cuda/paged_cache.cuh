@@ -19,7 +19,7 @@
 #include "kvevict/cuda/compact.cuh"
 #include "kvevict/cuda/exec.cuh"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Positions lie in plain arrays beside the pool. Views as in CudaCache.
 template <CacheElement T>
@@ -130,4 +130,4 @@ class CudaPagedCache : public CudaCache<T> {
   cuda::DeviceArray<index_t> positions_, table_, freed_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

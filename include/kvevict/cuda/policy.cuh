@@ -24,16 +24,16 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/protect.hpp"
 #include "kvevict/cuda/exec.cuh"
+#include "kvevict/cuda/key_scorers.cuh"
 #include "kvevict/cuda/select.cuh"
-#include "kvevict/cuda/simple_scores.cuh"
+#include "kvevict/observe/observation.hpp"
 #include "kvevict/plan/plan.hpp"
 #include "kvevict/policy/planner.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/concepts.hpp"
-#include "kvevict/score/observation.hpp"
 #include "kvevict/select/selector.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Scorers that run on the device for element type T.
 template <class S, class T>
@@ -47,7 +47,7 @@ namespace cuda {
 template <class A>
 struct IsAda : std::false_type {};
 template <class Base>
-struct IsAda<Ada<Base>> : std::true_type {};
+struct IsAda<allocate::Ada<Base>> : std::true_type {};
 
 }  // namespace cuda
 
@@ -63,7 +63,7 @@ class CudaPlanner {
   CudaPlanner(const cuda_exec& exec, const A& allocator, const S& scorer, std::string specification,
               const CacheShape& shape, std::span<const index_t> tokens, const Budget& budget, std::int64_t row_bytes)
       : allocator_(allocator), scorer_(scorer), shape_(shape), tokens_(tokens.begin(), tokens.end()), error_(exec) {
-    detail::check_begin(scorer, specification, shape, tokens, budget, row_bytes);
+    detail::check_planning(scorer, specification, shape, tokens, budget, row_bytes);
     plan_.layers = shape.layers;
     plan_.heads = shape.kv_heads;
     plan_.specification = std::move(specification);
@@ -210,7 +210,7 @@ class CudaPlanner {
     for (index_t h = 0; h < shape_.kv_heads; ++h)
       if (o.tokens(h) != tokens_[static_cast<std::size_t>(shape_.at(o.layer, h))])
         fail_argument("planner: layer ", o.layer, ", head ", h, " holds ", o.tokens(h), " tokens, but ",
-                      tokens_[static_cast<std::size_t>(shape_.at(o.layer, h))], " were announced to begin()");
+                      tokens_[static_cast<std::size_t>(shape_.at(o.layer, h))], " were announced to make_planner()");
   }
 
   // What the selector protects in a head: what the scorer asks for, or what Ada-KV set aside.
@@ -258,10 +258,10 @@ class CudaPlanner {
   cuda::DeviceArray<float> scores_, normalised_;
 };
 
-// What Policy::begin(exec, ...) and Policy::plan(exec, ...) call for execution objects other than the host's.
+// What Policy::make_planner(exec, ...) and Policy::plan(exec, ...) call for execution objects other than the host's.
 template <Allocator A, class S, Selector K>
-CudaPlanner<A, S> begin_on(const cuda_exec& exec, const Policy<A, S, K>& policy, const CacheShape& shape,
-                           std::span<const index_t> tokens, const Budget& budget, std::int64_t row_bytes = 0) {
+CudaPlanner<A, S> make_planner_on(const cuda_exec& exec, const Policy<A, S, K>& policy, const CacheShape& shape,
+                                  std::span<const index_t> tokens, const Budget& budget, std::int64_t row_bytes = 0) {
   static_assert(std::same_as<K, TopK>, "the device selects with TopK");
   return {exec, policy.allocator, policy.scorer, policy.specification(), shape, tokens, budget, row_bytes};
 }
@@ -273,9 +273,9 @@ requires(!C::memory_space::host) EvictionPlan
             std::span<const LayerObservation<typename C::element_type>> observations, const Budget& budget) {
   detail::check_observations(observations.size(), view.shape());
   const auto [tokens, row_bytes] = detail::rows_to_plan(view);
-  auto planner = begin_on(exec, policy, view.shape(), tokens, budget, row_bytes);
+  auto planner = make_planner_on(exec, policy, view.shape(), tokens, budget, row_bytes);
   for (const auto& o : observations) planner.layer(exec, o);
   return planner.finish(exec);
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

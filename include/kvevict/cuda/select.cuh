@@ -13,13 +13,13 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/protect.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/cuda/budget_steps.hpp"
-#include "kvevict/cuda/cta.cuh"
+#include "kvevict/cuda/detail/budget_steps.hpp"
+#include "kvevict/cuda/detail/cta.cuh"
+#include "kvevict/cuda/detail/group_steps.hpp"
+#include "kvevict/cuda/detail/select_steps.hpp"
 #include "kvevict/cuda/exec.cuh"
-#include "kvevict/cuda/group_steps.hpp"
-#include "kvevict/cuda/select_steps.hpp"
 
-namespace kvevict::cuda {
+namespace kvevict::inline KVEVICT_ABI::cuda {
 
 namespace kernels {
 
@@ -257,4 +257,4 @@ inline void ada_budgets(const cuda_exec& exec, const ScoredRows& in, index_t hea
   check_launch("ada_budgets");
 }
 
-}  // namespace kvevict::cuda
+}  // namespace kvevict::inline KVEVICT_ABI::cuda

@@ -15,18 +15,18 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/rows.hpp"
-#include "kvevict/cuda/cta.cuh"
+#include "kvevict/cuda/detail/cta.cuh"
+#include "kvevict/cuda/detail/tables.cuh"
+#include "kvevict/cuda/detail/window_steps.hpp"
 #include "kvevict/cuda/exec.cuh"
-#include "kvevict/cuda/tables.cuh"
-#include "kvevict/cuda/window_steps.hpp"
+#include "kvevict/observe/observation.hpp"
 #include "kvevict/score/concepts.hpp"
-#include "kvevict/score/observation.hpp"
 #pragma nv_diag_push
 #pragma nv_diag_suppress 1675  // a host-only unrolling pragma that nvcc's front end does not know
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/score/snapkv.hpp"
 #pragma nv_diag_pop
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 namespace cuda::kernels {
 
 template <class T>
@@ -65,7 +65,7 @@ void choose_chunk(const WalkShape& shape, WindowArgs<T>& args, int blocks, Layou
   const std::size_t one = layout(args).bytes(), each = static_cast<std::size_t>(tile_pieces(blocks, 1)) * sizeof(Piece);
   const auto room = static_cast<std::size_t>(shape.shared_bytes);
   if (one > room)
-    fail_argument(WindowAttention::name, ": window=", args.window, " with ", args.group, " query heads per head needs ",
+    fail_argument(score::SnapKV::name, ": window=", args.window, " with ", args.group, " query heads per head needs ",
                   one, " bytes of shared memory; ", room, " are there");
   args.chunk_tiles = static_cast<int>(std::min<std::size_t>(1 + (room - one) / each, static_cast<std::size_t>(tiles)));
 }
@@ -99,7 +99,7 @@ void run_window(const cuda_exec& exec, WindowArgs<T> args, index_t longest, inde
   if (raise) {
     largest = DeviceArray<std::int32_t>(exec, 1);
     args.largest = largest.data();
-    check(cudaMemsetAsync(largest.data(), 0, sizeof(std::int32_t), exec.stream), WindowAttention::name);
+    check(cudaMemsetAsync(largest.data(), 0, sizeof(std::int32_t), exec.stream), score::SnapKV::name);
   }
   // A block has to score more than it reads twice for pooling.
   while (args.steps * tokens_per_step < 8 * args.halo() + tokens_per_step) ++args.steps;
@@ -112,12 +112,12 @@ void run_window(const cuda_exec& exec, WindowArgs<T> args, index_t longest, inde
   if (raise)
     fill_kernel<T><<<dim3(1, args.group_op == GroupOp::none ? heads * static_cast<unsigned>(args.group) : heads), 128,
                      0, exec.stream>>>(args, sinks);
-  check_launch(WindowAttention::name);
+  check_launch(score::SnapKV::name);
 }
 
 template <class T>
-void check_window(const WindowAttention& scorer, const LayerObservation<T>& o, const Matrix<float>& out) {
-  constexpr auto name = WindowAttention::name;
+void check_window(const score::SnapKV& scorer, const LayerObservation<T>& o, const Matrix<float>& out) {
+  constexpr auto name = score::SnapKV::name;
   const auto recorded = std::ssize(o.window_positions);
   if (std::ssize(o.keys) != o.shape.kv_heads || std::ssize(o.window_queries) != o.shape.q_heads ||
       (!o.positions.empty() && std::ssize(o.positions) != o.shape.kv_heads))
@@ -140,14 +140,14 @@ void check_window(const WindowAttention& scorer, const LayerObservation<T>& o, c
 
 // out: device memory, [kv_heads, or q_heads with group=none][at least the most tokens of a head].
 template <class T>
-void score_on(const cuda_exec& exec, const WindowAttention& scorer, const LayerObservation<T>& o, Matrix<float> out) {
+void score_on(const cuda_exec& exec, const score::SnapKV& scorer, const LayerObservation<T>& o, Matrix<float> out) {
   using namespace cuda;
   scorer.check();
-  check_inputs(WindowAttention::name, WindowAttention::needs, scorer.window, o);
+  check_inputs(score::SnapKV::name, score::SnapKV::needs, scorer.window, o);
   kernels::check_window(scorer, o, out);
   const index_t longest = o.most_tokens();
   if (longest == 0) return;
-  if (longest > 1 << 30) fail_argument(WindowAttention::name, ": ", longest, " tokens; at most 2^30 are possible");
+  if (longest > 1 << 30) fail_argument(score::SnapKV::name, ": ", longest, " tokens; at most 2^30 are possible");
   std::vector<const index_t*> positions;
   for (const auto& p : o.positions) positions.push_back(p.data());
   const WholeRows<T> whole_keys(exec, o.keys), whole_queries(exec, o.window_queries);
@@ -174,10 +174,10 @@ void score_on(const cuda_exec& exec, const WindowAttention& scorer, const LayerO
   args.pool = static_cast<PoolOp>(scorer.pool.kind);
   args.kernel = scorer.pool.kernel;
   args.fill = minus_infinity();
-  kernels::with_blocks(WindowAttention::name, blocks_of<T>(o.shape.head_dim_k), [&](auto blocks) {
+  kernels::with_blocks(score::SnapKV::name, blocks_of<T>(o.shape.head_dim_k), [&](auto blocks) {
     kernels::run_window<T, decltype(blocks)::value>(exec, args, longest, scorer.sinks,
                                                     scorer.protect == ProtectShare::score);
   });
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -10,7 +10,7 @@
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 template <class T>
 using EigenRowMajor = Eigen::Matrix<std::remove_const_t<T>, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -64,4 +64,4 @@ auto matrix_of(M&& m) {
                                                             rows.row_stride};
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

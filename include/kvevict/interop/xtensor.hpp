@@ -12,7 +12,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/interop/xtensor_headers.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 namespace detail {
 template <class T>
@@ -101,4 +101,4 @@ requires(!std::is_lvalue_reference_v<X>) void rows_of(X&&, index_t = 0) = delete
 template <XtensorMemory X>
 requires(!std::is_lvalue_reference_v<X>) void matrix_of(X&&) = delete;
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

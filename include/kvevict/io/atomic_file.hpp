@@ -15,7 +15,7 @@
 
 #include "kvevict/core/error.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Failures of the system throw std::system_error that names the file; nothing is left behind then.
 class AtomicFile {
@@ -31,7 +31,7 @@ class AtomicFile {
     static std::atomic<unsigned> count{0};  // two files of one process must not share a temporary name
     do {
       partial_ = path_;
-      partial_ += text('.', ::getpid(), '-', count.fetch_add(1), ".partial");
+      partial_ += joined_text('.', ::getpid(), '-', count.fetch_add(1), ".partial");
       file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     } while (file_ < 0 && errno == EEXIST);
     if (file_ < 0) fail("cannot be written", last_error());
@@ -64,7 +64,7 @@ class AtomicFile {
   static std::error_code last_error() { return {errno, std::generic_category()}; }
   [[noreturn]] void fail(const char* what, std::error_code why) {
     discard();
-    throw std::system_error(why, text(path_.string(), ": ", what));
+    throw std::system_error(why, joined_text(path_.string(), ": ", what));
   }
   void discard() noexcept {
     if (file_ >= 0) ::close(file_);
@@ -77,4 +77,4 @@ class AtomicFile {
   int file_ = -1;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -9,7 +9,7 @@
 
 #include "kvevict/core/half.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 enum class DType { f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, boolean, f8_e4m3, f8_e5m2, f8_e8m0, c64 };
 
@@ -72,4 +72,4 @@ constexpr DType dtype_of() noexcept {
   }
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

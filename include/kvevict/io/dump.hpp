@@ -23,16 +23,18 @@
 #include "kvevict/io/dump_info.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 namespace detail {
 inline constexpr std::array<std::string_view, 3> dump_rows{"k", "v", "q"};
 inline constexpr std::array<std::string_view, 4> dump_extras{"attn_sum", "q_mean", "q_cov", "o_proj"};
 inline constexpr std::array<std::string_view, 4> dump_shared{"q_positions", "token_ids", "positions", "rope_inv_freq"};
 
-inline std::string layer_tensor(index_t layer, std::string_view kind) { return text("layers.", layer, '.', kind); }
+inline std::string layer_tensor(index_t layer, std::string_view kind) {
+  return joined_text("layers.", layer, '.', kind);
+}
 
 // A validated dump whose element type is not chosen yet.
 struct DumpFile {
@@ -188,4 +190,4 @@ ObservedLayer<T> observe_dump(const Dump<T>& dump, index_t layer) {
   return out;
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

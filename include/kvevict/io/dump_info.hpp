@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/specification.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/rope/rope.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct DumpInfo {
   std::string model, description;
@@ -50,32 +50,33 @@ inline std::vector<float> rope_frequencies(double theta, index_t rotary_dim) {
 inline std::string dump_info_problem(const DumpInfo& d) {
   const auto total = static_cast<std::int64_t>(d.positions.size());
   if (d.shape.q_heads % d.shape.kv_heads != 0)
-    return text("n_q_heads: ", d.shape.q_heads, " query heads do not divide evenly over ", d.shape.kv_heads,
-                " KV heads");
+    return joined_text("n_q_heads: ", d.shape.q_heads, " query heads do not divide evenly over ", d.shape.kv_heads,
+                       " KV heads");
   if (d.prompt_len < 1 || d.prompt_len > total)
-    return text("prompt_len: ", d.prompt_len, "; 1 to ", total, ", the rows recorded, is legal");
+    return joined_text("prompt_len: ", d.prompt_len, "; 1 to ", total, ", the rows recorded, is legal");
   if (!d.layers.empty() && static_cast<std::int64_t>(d.layers.size()) != d.shape.layers)
-    return text("layers: ", d.layers.size(), " numbers; n_layers is ", d.shape.layers);
+    return joined_text("layers: ", d.layers.size(), " numbers; n_layers is ", d.shape.layers);
   if (d.q_stats_first >= d.prompt_len)
-    return text("q_stats_first: ", d.q_stats_first, "; below prompt_len, ", d.prompt_len, ", is legal");
+    return joined_text("q_stats_first: ", d.q_stats_first, "; below prompt_len, ", d.prompt_len, ", is legal");
   if (static_cast<std::int64_t>(d.token_ids.size()) != total)
-    return text("token_ids: ", d.token_ids.size(), " entries; positions has ", total);
+    return joined_text("token_ids: ", d.token_ids.size(), " entries; positions has ", total);
   const auto rotary = 2 * static_cast<std::int64_t>(d.rope_inv_freq.size());
   if (rotary == 0 || rotary > d.shape.head_dim_k)
-    return text("rope_inv_freq: ", rotary / 2, " entries; 1 to head_dim / 2 = ", d.shape.head_dim_k / 2, " are legal");
+    return joined_text("rope_inv_freq: ", rotary / 2, " entries; 1 to head_dim / 2 = ", d.shape.head_dim_k / 2,
+                       " are legal");
   for (const float f : d.rope_inv_freq)
-    if (!std::isfinite(f) || f < 0) return text("rope_inv_freq: ", f, " is not a finite number from 0 on");
+    if (!std::isfinite(f) || f < 0) return joined_text("rope_inv_freq: ", f, " is not a finite number from 0 on");
   // The query rows are the newest rows without a gap, so their number says which.
   const auto queries = static_cast<std::int64_t>(d.q_positions.size());
   if (queries < 1 || queries < total - d.prompt_len || queries > total)
-    return text("q_positions: ", queries, " entries; every continuation row (", total - d.prompt_len,
-                ") and the last prompt rows, at least 1 and at most ", total, " in all, are required");
+    return joined_text("q_positions: ", queries, " entries; every continuation row (", total - d.prompt_len,
+                       ") and the last prompt rows, at least 1 and at most ", total, " in all, are required");
   for (std::int64_t i = 0; i < queries; ++i) {
     const auto got = d.q_positions[static_cast<std::size_t>(i)];
     const auto wanted = d.positions[static_cast<std::size_t>(total - queries + i)];
     if (got != wanted)
-      return text("q_positions: entry ", i, " is ", got, "; ", wanted,
-                  " is required: the last prompt rows and every continuation row, ascending");
+      return joined_text("q_positions: entry ", i, " is ", got, "; ", wanted,
+                         " is required: the last prompt rows and every continuation row, ascending");
   }
   return "";
 }
@@ -109,7 +110,8 @@ inline DumpInfo read_dump_info(const Safetensors& file) {
     d.rope_inv_freq.assign(values.begin(), values.end());
   } else {
     if (d.shape.head_dim_k % 2 != 0)
-      meta.fail("head_dim", text(d.shape.head_dim_k, " is odd; rotary pairs need an even number or rope_inv_freq"));
+      meta.fail("head_dim",
+                joined_text(d.shape.head_dim_k, " is odd; rotary pairs need an even number or rope_inv_freq"));
     // Before the frequencies are made: a head_dim that no tensor confirms must not cost memory.
     require_shape(file.at("layers.0.k"), {d.shape.kv_heads, -1, d.shape.head_dim_k});
     d.rope_inv_freq = rope_frequencies(d.rope_theta, d.shape.head_dim_k);
@@ -128,4 +130,4 @@ inline DumpInfo read_dump_info(const Safetensors& file) {
   return d;
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -12,12 +12,12 @@
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/specification.hpp"
 #include "kvevict/io/dump_info.hpp"
 #include "kvevict/io/safetensors.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Rows of one layer, row-major. T = tokens, W = q_positions. Empty extras are left out of the file.
 template <CacheElement T>
@@ -86,7 +86,7 @@ void write_dump(const std::filesystem::path& path, DumpInfo info, const std::vec
   if (own_frequencies) add("rope_inv_freq", {std::ssize(info.rope_inv_freq)}, info.rope_inv_freq);
   for (index_t l = 0; l < s.layers; ++l) {
     const DumpLayer<T>& layer = layers[static_cast<std::size_t>(l)];
-    const std::string prefix = text("layers.", l, '.');
+    const std::string prefix = joined_text("layers.", l, '.');
     const auto extra = [&](const char* kind, std::vector<std::int64_t> shape, const auto& elements) {
       if (!elements.empty()) add(prefix + kind, std::move(shape), elements);
     };
@@ -101,4 +101,4 @@ void write_dump(const std::filesystem::path& path, DumpInfo info, const std::vec
   file.write(path);
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

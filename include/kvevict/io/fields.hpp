@@ -20,7 +20,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/safetensors.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Metadata of one file.
 class Metadata {
@@ -29,7 +29,8 @@ class Metadata {
 
   // format and version must be these.
   void require_format(std::string_view format, std::string_view version) const {
-    if (text("format") != format) fail("format", "'" + text("format") + "'; '" + std::string(format) + "' is required");
+    if (joined_text("format") != format)
+      fail("format", "'" + joined_text("format") + "'; '" + std::string(format) + "' is required");
     if (text("version") != version)
       fail("version", "'" + text("version") + "'; this reader knows version " + std::string(version));
   }
@@ -77,8 +78,8 @@ class Metadata {
     index_t value = 0;
     const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
     if (error != std::errc{} || end != s.data() + s.size() || value < least)
-      fail(key,
-           kvevict::text("'", s, "' is not a whole number from ", least, " to ", std::numeric_limits<index_t>::max()));
+      fail(key, kvevict::joined_text("'", s, "' is not a whole number from ", least, " to ",
+                                     std::numeric_limits<index_t>::max()));
     return value;
   }
   const Safetensors& file_;
@@ -130,4 +131,4 @@ std::vector<T> converted(const TensorView& tensor) {
   return out;
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

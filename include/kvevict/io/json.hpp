@@ -10,7 +10,7 @@
 
 #include "kvevict/core/error.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Parses `content`. Throws format_error, beginning with `where`, for anything that is not one JSON value: duplicate
 // keys, nesting deeper than `most_depth`, text behind the value, invalid UTF-8.
@@ -33,4 +33,4 @@ inline nlohmann::json parse_json(std::string_view content, const std::string& wh
   }
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -16,7 +16,7 @@
 
 #include "kvevict/core/error.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Movable; the bytes keep their address.
 class MappedFile {
@@ -61,4 +61,4 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -24,7 +24,7 @@
 #include "kvevict/io/atomic_file.hpp"
 #include "kvevict/io/mapped_file.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 namespace detail {
 
@@ -235,4 +235,4 @@ inline RecordedCache<float> read_npy_cache(const std::vector<NpyLayer>& layers) 
   return RecordedCache<float>(std::move(out));
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -20,7 +20,7 @@
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/plan/plan.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // `dump`: what the plan was made for, kept as a remark. Throws std::system_error where the file cannot be written.
 inline void write_plan(const std::filesystem::path& path, const EvictionPlan& plan, const std::string& dump = "") {
@@ -45,7 +45,7 @@ inline void write_plan(const std::filesystem::path& path, const EvictionPlan& pl
   add("offsets", plan.offsets);
   add("indices", plan.indices);
   if (!plan.merge_offsets.empty()) {
-    for (const Merge& m : plan.merges) {
+    for (const RowMerge& m : plan.merges) {
       from.push_back(m.from);
       into.push_back(m.into);
       weight.push_back(m.weight);
@@ -107,7 +107,7 @@ inline void read_merges(const Safetensors& file, EvictionPlan& plan) {
 inline void read_audit(const Metadata& meta, const std::string& where, EvictionPlan& plan) {
   const auto audit = parse_json(meta.text("audit"), where + ": metadata 'audit'", 3);
   const auto field = [&](const char* key, bool fits) {
-    if (!fits) meta.fail("audit", text("field '", key, "' is missing or of another kind"));
+    if (!fits) meta.fail("audit", joined_text("field '", key, "' is missing or of another kind"));
   };
   field("{}", audit.is_object());
   for (const auto& [key, to] : {std::pair{"granted_rows", &plan.granted.rows}, {"rows_full", &plan.granted.full}}) {
@@ -184,8 +184,8 @@ inline void check_plan(const EvictionPlan& plan, const CacheShape& shape, std::s
   for (index_t l = 0; l < plan.layers; ++l) {
     for (index_t h = 0; h < plan.heads; ++h)
       if (const auto kept = plan.head(l, h); !kept.empty()) check(l, h, kept.back());
-    for (const Merge& m : plan.layer(l).merges) check(l, m.head, m.from);
+    for (const RowMerge& m : plan.layer(l).merges) check(l, m.head, m.from);
   }
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -25,7 +25,7 @@
 #include "kvevict/io/json.hpp"
 #include "kvevict/io/mapped_file.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 static_assert(std::endian::native == std::endian::little, "tensors in files are little endian");
 
@@ -245,4 +245,4 @@ class SafetensorsWriter {
   std::map<std::string, Entry> tensors_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -16,7 +16,7 @@
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Collects one matrix per layer, [head][token] (or [q_head][token] where a scorer does not reduce groups).
 class ScoresWriter {
@@ -46,7 +46,7 @@ class ScoresWriter {
     file.metadata("spec", spec_);
     file.metadata("dump", dump_);
     for (std::size_t l = 0; l < layers_.size(); ++l)
-      file.add(text("layers.", l, ".scores"), {rows_, cols_}, std::span<const float>(layers_[l]));
+      file.add(joined_text("layers.", l, ".scores"), {rows_, cols_}, std::span<const float>(layers_[l]));
     file.write(path);
   }
 
@@ -66,7 +66,7 @@ class ScoresFile {
     spec_ = meta.text_or("spec", "");
     const index_t layers = meta.count("n_layers", 1);
     for (index_t l = 0; l < layers; ++l) {
-      const auto& tensor = file_.at(text("layers.", l, ".scores"));
+      const auto& tensor = file_.at(joined_text("layers.", l, ".scores"));
       if (l == 0) require_shape(tensor, {-1, -1});
       else require_shape(tensor, {layers_[0].rows, layers_[0].cols});
       for (const auto n : tensor.shape)
@@ -93,7 +93,7 @@ class ScoresFile {
  private:
   bool is_layer(const std::string& name) const {
     for (std::size_t l = 0; l < layers_.size(); ++l)
-      if (name == text("layers.", l, ".scores")) return true;
+      if (name == joined_text("layers.", l, ".scores")) return true;
     return false;
   }
 
@@ -102,4 +102,4 @@ class ScoresFile {
   std::vector<Matrix<const float>> layers_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

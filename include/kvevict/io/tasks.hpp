@@ -15,7 +15,7 @@
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // A question about a context. Spans point into the file.
 struct Probe {
@@ -151,4 +151,4 @@ class Tasks {
   std::vector<Probe> probes_;  // by context
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

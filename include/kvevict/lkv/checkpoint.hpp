@@ -19,13 +19,13 @@
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/specification.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/lkv/head_net.hpp"
 #include "kvevict/lkv/token_net.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // What describes a set of LKV weights.
 struct LkvSizes {
@@ -261,4 +261,4 @@ class LkvFile {
   std::shared_ptr<Slot> slot_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -22,7 +22,7 @@
 #include "kvevict/lkv/silu.hpp"
 #include "kvevict/lkv/soft_topk.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Weights, or their gradients (T not const). A width of 0 means free logits, one per head, in `embedding` [heads]
 // ("direct": for tests and ablation).
@@ -127,4 +127,4 @@ inline void head_ratios_backward(std::span<const double> scores, double threshol
   soft_topk_backward<double>(scores, threshold, 1.0, grad_ratios, grad_scores);
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -3,7 +3,9 @@
 #include <cmath>
 #include <concepts>
 
-namespace kvevict::detail {
+#include "kvevict/config.hpp"
+
+namespace kvevict::inline KVEVICT_ABI::detail {
 
 template <std::floating_point T>
 T silu(T x) noexcept {
@@ -17,4 +19,4 @@ T silu_slope(T x) noexcept {
   return s * (1 + x * (1 - s));
 }
 
-}  // namespace kvevict::detail
+}  // namespace kvevict::inline KVEVICT_ABI::detail

@@ -9,6 +9,7 @@
 // down to temperature 1e-3. A logistic F, solved by a bracketed Newton iteration, is there for ablation.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -21,18 +22,15 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/parallel.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/specification.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Which CDF turns scores into a mask.
 enum class SoftThreshold { laplace, sigmoid };
-template <>
-struct Words<SoftThreshold> {
-  static constexpr std::string_view words[] = {"laplace", "sigmoid"};
-};
+constexpr auto words_of(SoftThreshold) noexcept { return std::to_array<std::string_view>({"laplace", "sigmoid"}); }
 
 // k never reaches 0 or n, where the threshold would be infinite.
 inline constexpr double soft_topk_margin = 1e-3;
@@ -217,4 +215,4 @@ void soft_topk_rows_backward(const host_exec& exec, Matrix<const T> scores, std:
   });
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -10,11 +10,11 @@
 
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/rows.hpp"
-#include "kvevict/core/simd.hpp"
+#include "kvevict/cpu/simd.hpp"
 #include "kvevict/lkv/token_net.hpp"
 #include "kvevict/rope/rope.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Turns rotated keys back to position 0. Angles come from two tables in double, position = 64 a + b, joined by one
 // complex product; the error is below 2e-7 of a row's norm, far below what a float32 model rounds its own angles by.
@@ -121,4 +121,4 @@ void token_inputs(const Rows<const T>& keys, const Rows<const T>& values, std::s
   }
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -11,24 +11,18 @@
 #include <cmath>
 #include <string_view>
 
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/specification.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // The frame of the key that the network sees: as cached, or turned back to position 0.
 enum class KeyFrame { post_rope, pre_rope };
-template <>
-struct Words<KeyFrame> {
-  static constexpr std::string_view words[] = {"post-rope", "pre-rope"};
-};
+constexpr auto words_of(KeyFrame) noexcept { return std::to_array<std::string_view>({"post-rope", "pre-rope"}); }
 
 // Inputs behind key and value: nothing, or two functions of the distance to the newest prompt row.
 enum class TokenFeatures { none, distance };
-template <>
-struct Words<TokenFeatures> {
-  static constexpr std::string_view words[] = {"none", "distance"};
-};
+constexpr auto words_of(TokenFeatures) noexcept { return std::to_array<std::string_view>({"none", "distance"}); }
 
 struct TokenInput {
   KeyFrame key_frame = KeyFrame::post_rope;
@@ -55,4 +49,4 @@ struct TokenNet {
   T* w2 = nullptr;  // [hidden]
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -20,7 +20,7 @@
 #include "kvevict/model/packed.hpp"
 #include "kvevict/model/vector.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Keys and values that queries look at: one span entry per KV head. Query i sees rows [first[i], min(rows, i + offset +
 // 1)), where offset is rows - queries for rows that end with the queries' own (causal), and `whole` if every row is
@@ -207,4 +207,4 @@ void attend(const host_exec& exec, const CacheShape& shape, float scale, Matrix<
                });
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

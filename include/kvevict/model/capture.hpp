@@ -15,10 +15,10 @@
 #include "kvevict/model/column_sums.hpp"
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/model/query_statistics.hpp"
+#include "kvevict/observe/observation.hpp"
 #include "kvevict/score/concepts.hpp"
-#include "kvevict/score/observation.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // What to keep of a pass beyond keys, values and positions.
 struct CaptureOptions {
@@ -31,9 +31,9 @@ struct CaptureOptions {
   // Adds what a scorer needs.
   void add(Needs needs, index_t window_rows) {
     window = std::max(window, window_rows);
-    statistics = statistics || has(needs, Needs::q_stats);
-    column_sums = column_sums || has(needs, Needs::attn_sum);
-    output_projection = output_projection || has(needs, Needs::o_proj);
+    statistics = statistics || includes_need(needs, Needs::q_stats);
+    column_sums = column_sums || includes_need(needs, Needs::attn_sum);
+    output_projection = output_projection || includes_need(needs, Needs::o_proj);
   }
 };
 
@@ -131,4 +131,4 @@ class LayerCapture {
   QueryStatistics statistics_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

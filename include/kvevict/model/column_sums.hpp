@@ -15,7 +15,7 @@
 #include "kvevict/model/packed.hpp"
 #include "kvevict/model/vector.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Adds to sums [q_heads][width] the attention of queries [n][q_heads * head_dim_k], the newest of keys [kv_heads]
 // [rows][head_dim_k]; lse [q_heads][n]. Each query sees the rows up to its own. O(n * rows * head_dim_k * q_heads).
@@ -51,4 +51,4 @@ inline void add_column_sums(const host_exec& exec, const CacheShape& shape, floa
   });
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

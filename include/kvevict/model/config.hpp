@@ -22,7 +22,7 @@
 #include "kvevict/io/json.hpp"
 #include "kvevict/rope/rope.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // What the decoder needs to know about a model. Plain data: a test may fill it by hand.
 struct ModelConfig {
@@ -187,7 +187,7 @@ class ConfigReader {
     if (!scaling.is_object()) refuse(name, "an object is required");
     const auto number = [&](const char* field) {
       if (!scaling.contains(field) || !scaling[field].is_number() || scaling[field].get<double>() <= 0)
-        refuse(name, text("a positive number `", field, "` is required"));
+        refuse(name, joined_text("a positive number `", field, "` is required"));
       return scaling[field].get<double>();
     };
     if (scaling.contains("rope_theta")) c.rope_theta = number("rope_theta");
@@ -201,7 +201,7 @@ class ConfigReader {
           !(llama3 &&
             among(field, {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})) &&
           !(field == "partial_rotary_factor" && value == 1))
-        refuse(name, text("`", field, "` in it is unknown"));
+        refuse(name, joined_text("`", field, "` in it is unknown"));
     if (!llama3) return;
     const double low = number("low_freq_factor"), high = number("high_freq_factor");
     if (high <= low) refuse(name, "high_freq_factor above low_freq_factor is required");
@@ -217,7 +217,7 @@ class ConfigReader {
     constexpr std::int64_t most = 1 << 28;
     if (!given(field) || !fields_[field].is_number_integer() || fields_[field].get<double>() < 1 ||
         fields_[field].get<double>() > most)
-      refuse(field, text("a number from 1 to ", most, " is required"));
+      refuse(field, joined_text("a number from 1 to ", most, " is required"));
     return fields_[field].get<index_t>();
   }
   double number_field(const char* field, double otherwise) const {
@@ -252,4 +252,4 @@ inline ModelConfig read_model_config(const std::filesystem::path& folder) {
   return parse_model_config(content, path.string());
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -25,7 +25,7 @@
 #include "kvevict/model/weights.hpp"
 #include "kvevict/rope/rope.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // What a forward pass lets others see. A sink has any of these members; `first` counts the tokens of this feed(), and
 // queries lie as [token][q_heads * head_dim]. Views are valid during the call.
@@ -278,4 +278,4 @@ void Decoder::forward(const host_exec& exec, std::span<const index_t> tokens, co
   }
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

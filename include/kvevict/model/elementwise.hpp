@@ -15,7 +15,7 @@
 #include "kvevict/model/vector.hpp"
 #include "kvevict/rope/rope.hpp"
 
-namespace kvevict::kernel {
+namespace kvevict::inline KVEVICT_ABI::kernel {
 
 // body(first, last) over blocks of rows.
 template <class Body>
@@ -105,4 +105,4 @@ class RotaryTable {
   std::vector<float> table_;  // [position][cosines, sines][half]
 };
 
-}  // namespace kvevict::kernel
+}  // namespace kvevict::inline KVEVICT_ABI::kernel

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/concepts.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/core/budget.hpp"
@@ -24,10 +25,9 @@
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/model/observed_prefill.hpp"
 #include "kvevict/model/packed.hpp"
-#include "kvevict/plan/apply.hpp"
 #include "kvevict/plan/plan.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct EvaluationLimits {
   index_t probes = 0;        // most probes of a context; 0: every one that the full cache answers
@@ -305,4 +305,4 @@ class ContextEvaluation {
   detail::Predictions full_, evicted_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

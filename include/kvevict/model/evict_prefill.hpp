@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/concepts.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
@@ -16,12 +17,11 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/model/capture.hpp"
 #include "kvevict/model/decoder.hpp"
-#include "kvevict/plan/apply.hpp"
+#include "kvevict/observe/observation.hpp"
 #include "kvevict/plan/plan.hpp"
 #include "kvevict/policy/policy.hpp"
-#include "kvevict/score/observation.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct EvictedPrefill {
   EvictionPlan plan;
@@ -43,7 +43,7 @@ EvictedPrefill prefill_and_evict(const host_exec& exec, const Decoder& decoder, 
   const std::vector<index_t> rows(static_cast<std::size_t>(shape.heads_total()), n);
   const std::int64_t row_bytes =
       (std::int64_t{shape.head_dim_k} + shape.head_dim_v) * std::int64_t{sizeof(typename Cache::element_type)};
-  auto planner = policy.begin(shape, rows, budget, row_bytes);
+  auto planner = policy.make_planner(shape, rows, budget, row_bytes);
 
   EvictedPrefill out;
   out.rows_full = shape.heads_total() * n;
@@ -70,4 +70,4 @@ EvictedPrefill prefill_and_evict(const host_exec& exec, const Decoder& decoder, 
   return out;
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

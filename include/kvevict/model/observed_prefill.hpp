@@ -12,9 +12,9 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/model/capture.hpp"
 #include "kvevict/model/decoder.hpp"
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // The full cache of a prompt and one observation per layer.
 class ObservedPrefill {
@@ -64,4 +64,4 @@ class ObservedPrefill {
   std::vector<LayerObservation<float>> observations_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -16,7 +16,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/model/vector.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Zeroed floats on a 64-byte boundary; can be resized, which loses the contents.
 class FloatBuffer {
@@ -201,4 +201,4 @@ inline void PackedMatrix::multiply(const host_exec& exec, Matrix<const float> x,
   });
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

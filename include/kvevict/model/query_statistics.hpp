@@ -12,7 +12,7 @@
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Sums in double, in order of the tokens, so that chunks of any size give the same bits. O(tokens * head_dim^2) a head.
 class QueryStatistics {
@@ -76,4 +76,4 @@ class QueryStatistics {
   std::vector<float> mean_, covariance_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

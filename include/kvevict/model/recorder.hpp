@@ -20,9 +20,9 @@
 #include "kvevict/io/dump_writer.hpp"
 #include "kvevict/model/capture.hpp"
 #include "kvevict/model/decoder.hpp"
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct RecordOptions {
   index_t prompt_len = 0;       // tokens that a policy may see; the rest is the continuation, for measuring
@@ -152,4 +152,4 @@ void record(const host_exec& exec, const Decoder& decoder, std::span<const index
   write_dump(path, info, layers);
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -8,7 +8,9 @@
 #include <limits>
 #include <utility>
 
-namespace kvevict::kernel {
+#include "kvevict/config.hpp"
+
+namespace kvevict::inline KVEVICT_ABI::kernel {
 
 #if defined(__AVX512F__)
 inline constexpr int lanes = 16;
@@ -82,4 +84,4 @@ inline Vec exp(Vec x) noexcept {
   return std::bit_cast<Vec>(std::bit_cast<IntVec>(p * std::bit_cast<Vec>(exponent)) & normal);
 }
 
-}  // namespace kvevict::kernel
+}  // namespace kvevict::inline KVEVICT_ABI::kernel

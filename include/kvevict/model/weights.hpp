@@ -23,7 +23,7 @@
 #include "kvevict/model/config.hpp"
 #include "kvevict/model/packed.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct LayerWeights {
   std::vector<float> attention_norm, mlp_norm;  // [hidden]
@@ -222,4 +222,4 @@ inline ModelWeights load_weights(const std::filesystem::path& folder, const Mode
   return detail::WeightLoader(folder, config).load();
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

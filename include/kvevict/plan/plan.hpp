@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "kvevict/cache/concepts.hpp"
 #include "kvevict/core/audit.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/plan/layer_plan.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct EvictionPlan {
   index_t layers = 0, heads = 0;            // heads: KV heads of a layer
   std::vector<std::int64_t> offsets;        // [layers * heads + 1]
   std::vector<index_t> indices;             // rows that stay, ascending and unique inside a head
   std::vector<std::int64_t> merge_offsets;  // [layers * heads + 1], or empty without merges
-  std::vector<Merge> merges;                // by (layer, head)
+  std::vector<RowMerge> merges;             // by (layer, head)
 
   std::string specification;  // of the policy, complete: it builds the same policy again
   std::string asked;          // the budget as asked
@@ -50,4 +50,4 @@ inline bool same_rows(const EvictionPlan& a, const EvictionPlan& b) {
   return a.layers == b.layers && a.heads == b.heads && a.offsets == b.offsets && a.indices == b.indices;
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

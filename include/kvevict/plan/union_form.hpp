@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvevict/cache/concepts.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/plan/layer_plan.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct UnionForm {
   std::vector<index_t> rows;         // ascending: kept by at least one head
@@ -37,4 +37,4 @@ inline UnionForm union_form(const HeadRows& keep) {
   return out;
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

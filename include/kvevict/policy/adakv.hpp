@@ -2,11 +2,11 @@
 #pragma once
 #include "kvevict/allocate/ada.hpp"
 #include "kvevict/policy/policy.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/score/snapkv.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Floor 0.2, exact layer totals, tokens ranked as in SnapKV.
-using AdaKV = Policy<Ada<>, WindowAttention>;
+using AdaKV = Policy<allocate::Ada<>, score::SnapKV>;
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -4,8 +4,8 @@
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/expected.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
-using ExpectedAttention = Policy<Uniform, Expected>;
+using ExpectedAttention = Policy<allocate::Uniform, score::Expected>;
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -2,10 +2,10 @@
 #pragma once
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/policy/policy.hpp"
-#include "kvevict/score/key_diff.hpp"
+#include "kvevict/score/keydiff.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
-using KeyDiffPolicy = Policy<Uniform, KeyDiff>;
+using KeyDiff = Policy<allocate::Uniform, score::KeyDiff>;
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

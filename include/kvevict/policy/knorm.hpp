@@ -2,10 +2,10 @@
 #pragma once
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/policy/policy.hpp"
-#include "kvevict/score/key_norm.hpp"
+#include "kvevict/score/knorm.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
-using Knorm = Policy<Uniform, KeyNorm>;
+using KNorm = Policy<allocate::Uniform, score::KNorm>;
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -3,18 +3,18 @@
 #pragma once
 #include <string>
 
-#include "kvevict/lkv/lkv_head.hpp"
-#include "kvevict/lkv/lkv_token.hpp"
+#include "kvevict/lkv/lkv_h.hpp"
+#include "kvevict/lkv/lkv_t.hpp"
 #include "kvevict/policy/policy.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
-using LKV = Policy<LkvHead, LkvToken>;
+using LKV = Policy<allocate::LkvH, score::LkvT>;
 
 // Both halves from one checkpoint, which is read once, at first use.
 inline LKV lkv_from(const std::string& checkpoint) {
   const LkvFile file(checkpoint);
-  return {LkvHead{.file = file}, LkvToken{.file = file}, {}};
+  return {allocate::LkvH{.file = file}, score::LkvT{.file = file}, {}};
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

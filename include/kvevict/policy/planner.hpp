@@ -16,13 +16,13 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/parallel.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/protect.hpp"
-#include "kvevict/core/specification.hpp"
 #include "kvevict/plan/plan.hpp"
 #include "kvevict/score/concepts.hpp"
 #include "kvevict/select/selector.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 enum class AllocatorKind { fixed, layer, global };  // static, per layer, over all layers
 
@@ -39,16 +39,17 @@ namespace detail {
 
 // What every planner asks of its input. Throws std::invalid_argument.
 template <class S>
-void check_begin(const S& scorer, std::string_view specification, const CacheShape& shape,
-                 std::span<const index_t> tokens, const Budget& budget, std::int64_t row_bytes) {
+void check_planning(const S& scorer, std::string_view specification, const CacheShape& shape,
+                    std::span<const index_t> tokens, const Budget& budget, std::int64_t row_bytes) {
   check_shape(shape);
   if (std::ssize(tokens) != shape.heads_total())
-    fail_argument("begin: ", tokens.size(), " token counts for ", shape.layers, " layers of ", shape.kv_heads,
+    fail_argument("make_planner: ", tokens.size(), " token counts for ", shape.layers, " layers of ", shape.kv_heads,
                   " heads; one per (layer, head) is required");
   for (const index_t t : tokens)
-    if (t < 0) fail_argument("begin: a head of ", t, " tokens; 0 or more is required");
+    if (t < 0) fail_argument("make_planner: a head of ", t, " tokens; 0 or more is required");
   if (budget.unit() == Budget::Unit::bytes && row_bytes < 1)
-    fail_argument("begin: a budget in bytes needs row_bytes, the bytes of a key and a value row; got ", row_bytes);
+    fail_argument("make_planner: a budget in bytes needs row_bytes, the bytes of a key and a value row; got ",
+                  row_bytes);
   if (const index_t rows = score_heads(scorer, shape); rows != shape.kv_heads)
     fail_argument(specification, ": scores are per query head (", rows, " rows), but a plan is per KV head (",
                   shape.kv_heads, "); choose a group reduction (mean, max or sum)");
@@ -73,9 +74,9 @@ inline void check_observations(std::size_t observations, const CacheShape& shape
 
 }  // namespace detail
 
-// Made by Policy::begin(). Layers are given in order, each once. With a layer-wise policy, layer() answers with what
-// that layer keeps before the next one exists. A global policy can only observe(); its plan is known after finish().
-// Holds references to the policy's parts: the policy must outlive it. Keeps no state between two planners.
+// Made by Policy::make_planner(). Layers are given in order, each once. With a layer-wise policy, layer() answers with
+// what that layer keeps before the next one exists. A global policy can only observe(); its plan is known after
+// finish(). Holds references to the policy's parts: the policy must outlive it. Keeps no state between two planners.
 template <Allocator A, class S, Selector K>
 class LayerPlanner {
  public:
@@ -88,7 +89,7 @@ class LayerPlanner {
         kind_(kind_of(allocator)),
         shape_(shape),
         tokens_(tokens.begin(), tokens.end()) {
-    detail::check_begin(scorer, specification, shape, tokens, budget, row_bytes);
+    detail::check_planning(scorer, specification, shape, tokens, budget, row_bytes);
     plan_.layers = shape.layers;
     plan_.heads = shape.kv_heads;
     plan_.offsets.reserve(tokens_.size() + 1);
@@ -214,7 +215,7 @@ class LayerPlanner {
     for (index_t h = 0; h < shape_.kv_heads; ++h)
       if (o.tokens(h) != tokens_[static_cast<std::size_t>(shape_.at(o.layer, h))])
         fail_argument("planner: layer ", o.layer, ", head ", h, " holds ", o.tokens(h), " tokens, but ",
-                      tokens_[static_cast<std::size_t>(shape_.at(o.layer, h))], " were announced to begin()");
+                      tokens_[static_cast<std::size_t>(shape_.at(o.layer, h))], " were announced to make_planner()");
   }
 
   template <class T>
@@ -312,4 +313,4 @@ class LayerPlanner {
   index_t least_kept_ = 0, least_asked_ = 0;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -7,17 +7,17 @@
 #include <vector>
 
 #include "kvevict/allocate/concepts.hpp"
+#include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/concepts.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/exec.hpp"
-#include "kvevict/core/specification.hpp"
-#include "kvevict/plan/apply.hpp"
+#include "kvevict/core/parameters.hpp"
+#include "kvevict/observe/observation.hpp"
 #include "kvevict/plan/plan.hpp"
 #include "kvevict/policy/planner.hpp"
-#include "kvevict/score/observation.hpp"
 #include "kvevict/select/selector.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 template <Allocator A, class S, Selector K = TopK>
 struct Policy {
@@ -33,20 +33,20 @@ struct Policy {
 
   // For a prefill that evicts layer by layer. tokens: [layers * kv_heads], rows before eviction. row_bytes is needed
   // for a budget in bytes only. The planner refers to this policy.
-  LayerPlanner<A, S, K> begin(const CacheShape& shape, std::span<const index_t> tokens, const Budget& budget,
-                              std::int64_t row_bytes = 0) const {
+  LayerPlanner<A, S, K> make_planner(const CacheShape& shape, std::span<const index_t> tokens, const Budget& budget,
+                                     std::int64_t row_bytes = 0) const {
     return {allocator, scorer, selector, specification(), shape, tokens, budget, row_bytes};
   }
 
   // The same where `exec` runs; a device's planner comes from its own header (cuda/policy.cuh).
-  LayerPlanner<A, S, K> begin(const host_exec&, const CacheShape& shape, std::span<const index_t> tokens,
-                              const Budget& budget, std::int64_t row_bytes = 0) const {
-    return begin(shape, tokens, budget, row_bytes);
+  LayerPlanner<A, S, K> make_planner(const host_exec&, const CacheShape& shape, std::span<const index_t> tokens,
+                                     const Budget& budget, std::int64_t row_bytes = 0) const {
+    return make_planner(shape, tokens, budget, row_bytes);
   }
   template <DeviceExec Exec>
-  auto begin(const Exec& exec, const CacheShape& shape, std::span<const index_t> tokens, const Budget& budget,
-             std::int64_t row_bytes = 0) const {
-    return begin_on(exec, *this, shape, tokens, budget, row_bytes);
+  auto make_planner(const Exec& exec, const CacheShape& shape, std::span<const index_t> tokens, const Budget& budget,
+                    std::int64_t row_bytes = 0) const {
+    return make_planner_on(exec, *this, shape, tokens, budget, row_bytes);
   }
 
   // The whole plan for `view`, from one observation per layer, [layers]. Throws as LayerPlanner does.
@@ -56,7 +56,7 @@ struct Policy {
                     const Budget& budget) const {
     detail::check_observations(observations.size(), view.shape());
     const auto [tokens, row_bytes] = detail::rows_to_plan(view);
-    auto planner = begin(view.shape(), tokens, budget, row_bytes);
+    auto planner = make_planner(view.shape(), tokens, budget, row_bytes);
     for (const auto& o : observations) {
       if (planner.layerwise()) planner.layer(exec, o);
       else planner.observe(exec, o);
@@ -83,7 +83,7 @@ concept EvictionPolicy = requires(const P& p, const CacheShape& shape, std::span
                                   const Budget& budget) {
   { p.specification() } -> std::same_as<std::string>;
   { p.layerwise() } -> std::same_as<bool>;
-  p.begin(shape, tokens, budget);
+  p.make_planner(shape, tokens, budget);
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -3,11 +3,11 @@
 #pragma once
 #include "kvevict/allocate/pyramid.hpp"
 #include "kvevict/policy/policy.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/score/snapkv.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // beta 20, exact sum, window inside the budget.
-using PyramidKV = Policy<Pyramid, WindowAttention>;
+using PyramidKV = Policy<allocate::Pyramid, score::SnapKV>;
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

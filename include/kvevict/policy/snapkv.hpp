@@ -3,13 +3,13 @@
 #pragma once
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/policy/policy.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/score/snapkv.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Window 32, rows mean, pool max:7, group mean, half of the budget for the window: the published long-context setting
 // with one vote per KV head.
-using SnapKV = Policy<Uniform, WindowAttention>;
+using SnapKV = Policy<allocate::Uniform, score::SnapKV>;
 
 // The arithmetic of NVIDIA kvpress 0.5.5 (SnapKVPress), rounding and window inflation included.
 inline SnapKV snapkv_kvpress() {
@@ -22,4 +22,4 @@ inline SnapKV snapkv_kvpress() {
   return out;
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

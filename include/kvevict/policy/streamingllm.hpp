@@ -4,9 +4,9 @@
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/position.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Four sinks, the rest of the budget to the newest rows.
-using StreamingLLM = Policy<Uniform, Position>;
+using StreamingLLM = Policy<allocate::Uniform, score::Position>;
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -1,19 +1,17 @@
 // Rotary position embedding as data: how the keys and queries of a model were rotated.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/specification.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 enum class RopeStyle { half, interleaved };  // element i pairs with i + rotary_dim / 2, or 2i with 2i + 1
-template <>
-struct Words<RopeStyle> {
-  static constexpr std::string_view words[] = {"half", "interleaved"};
-};
+constexpr auto words_of(RopeStyle) noexcept { return std::to_array<std::string_view>({"half", "interleaved"}); }
 
 // A row at position p turns each pair i by the angle p * inv_freq[i]; elements from rotary_dim on are left alone.
 struct Rope {
@@ -24,4 +22,4 @@ struct Rope {
   std::string_view no_shift{};      // why rows cannot be moved to other positions (M-RoPE, ...); empty: they can
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

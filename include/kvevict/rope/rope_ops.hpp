@@ -16,7 +16,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/rope/rope.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Throws std::invalid_argument unless `rope` describes a rotation of rows of `dim` elements.
 inline void check_rope(std::string_view who, const Rope& rope, index_t dim) {
@@ -143,4 +143,4 @@ class MeanRotation {
   std::vector<double> cosines_, sines_;
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

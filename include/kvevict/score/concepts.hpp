@@ -4,12 +4,12 @@
 #include <string_view>
 
 #include "kvevict/core/exec.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/protect.hpp"
 #include "kvevict/core/rows.hpp"
-#include "kvevict/core/specification.hpp"
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Inputs that a scorer cannot do without, as a bit set.
 enum class Needs : unsigned {
@@ -28,7 +28,7 @@ enum class Needs : unsigned {
 constexpr Needs operator|(Needs a, Needs b) noexcept {
   return static_cast<Needs>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
 }
-constexpr bool has(Needs set, Needs one) noexcept {
+constexpr bool includes_need(Needs set, Needs one) noexcept {
   return (static_cast<unsigned>(set) & static_cast<unsigned>(one)) != 0;
 }
 
@@ -65,21 +65,21 @@ void check_inputs(std::string_view scorer, Needs needs, index_t window, const La
   const auto missing = [&](std::string_view input) {
     fail_argument(scorer, ": layer ", o.layer, " has no ", input, "; this scorer needs it");
   };
-  if (has(needs, Needs::window_queries)) {
+  if (includes_need(needs, Needs::window_queries)) {
     const index_t used = window_rows_used(window, o.most_tokens());
     const auto recorded = static_cast<index_t>(o.window_queries.empty() ? 0 : o.window_positions.size());
     if (recorded < used)
       fail_argument(scorer, ": window of ", used, " queries asked, but layer ", o.layer, " has ", recorded,
                     " recorded window queries (window_queries); record more or ask for a smaller window");
   }
-  if (has(needs, Needs::rope) && o.rope.inv_freq.empty()) missing("RoPE description (rope)");
-  if (has(needs, Needs::lse) && o.extras.lse.empty()) missing("row log-sum-exp (lse)");
-  if (has(needs, Needs::attn_sum) && o.extras.attn_sum.empty()) missing("attention column sums (attn_sum)");
-  if (has(needs, Needs::q_stats) && (o.extras.q_mean.empty() || o.extras.q_cov.empty()))
+  if (includes_need(needs, Needs::rope) && o.rope.inv_freq.empty()) missing("RoPE description (rope)");
+  if (includes_need(needs, Needs::lse) && o.extras.lse.empty()) missing("row log-sum-exp (lse)");
+  if (includes_need(needs, Needs::attn_sum) && o.extras.attn_sum.empty()) missing("attention column sums (attn_sum)");
+  if (includes_need(needs, Needs::q_stats) && (o.extras.q_mean.empty() || o.extras.q_cov.empty()))
     missing("query statistics (q_mean, q_cov)");
-  if (has(needs, Needs::o_proj) && o.extras.o_proj.data == nullptr) missing("output projection (o_proj)");
-  if (has(needs, Needs::future_queries) && o.extras.future_queries.empty())
+  if (includes_need(needs, Needs::o_proj) && o.extras.o_proj.data == nullptr) missing("output projection (o_proj)");
+  if (includes_need(needs, Needs::future_queries) && o.extras.future_queries.empty())
     missing("continuation queries (only recorded dumps have them)");
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -17,10 +17,12 @@
 
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/rope/rope_ops.hpp"
-#include "kvevict/score/row_math.hpp"
-#include "kvevict/score/scorer_support.hpp"
+#include "kvevict/score/detail/row_math.hpp"
+#include "kvevict/score/detail/scorer_support.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
+
+namespace score {
 
 // The published setting is sinks=4 with statistics from row 4 on (q_stats_first); the default protects nothing, like
 // every scorer that does not ask for more. Sinks have no score of their own: -inf, or with protect=score the layer's
@@ -202,4 +204,6 @@ struct Expected {
   }
 };
 
-}  // namespace kvevict
+}  // namespace score
+
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -1,21 +1,21 @@
 // From the scores of query heads to the scores of the KV head that they share (grouped-query attention).
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <span>
 #include <string_view>
 
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/rows.hpp"
-#include "kvevict/core/specification.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // none: no reduction, a row of scores for each query head.
 enum class GroupReduction { none, mean, max, sum };
-template <>
-struct Words<GroupReduction> {
-  static constexpr std::string_view words[] = {"none", "mean", "max", "sum"};
-};
+constexpr auto words_of(GroupReduction) noexcept {
+  return std::to_array<std::string_view>({"none", "mean", "max", "sum"});
+}
 
 // A sum over the query heads up to a factor, so that it may be taken while scores are still being added up.
 constexpr bool is_linear(GroupReduction g) noexcept { return g == GroupReduction::mean || g == GroupReduction::sum; }
@@ -37,4 +37,4 @@ inline void reduce_group(GroupReduction g, Matrix<float> rows) {
     for (std::size_t j = 0; j < tokens; ++j) out[j] /= static_cast<float>(rows.rows);
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -11,10 +11,12 @@
 #include <string_view>
 
 #include "kvevict/core/parallel.hpp"
-#include "kvevict/score/row_math.hpp"
-#include "kvevict/score/scorer_support.hpp"
+#include "kvevict/score/detail/row_math.hpp"
+#include "kvevict/score/detail/scorer_support.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
+
+namespace score {
 
 // score of a row = its share in the softmax over the prompt rows alone, summed over the continuation's queries and the
 // query heads of the group; float64 inside. Only recorded dumps have such queries.
@@ -85,4 +87,6 @@ struct Oracle {
   }
 };
 
-}  // namespace kvevict
+}  // namespace score
+
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -14,7 +14,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 struct Pooling {
   enum class Kind { none, avg, max };
@@ -105,4 +105,4 @@ inline void pool_row(const Pooling& p, std::span<float> row, std::span<float> sc
   }
 }
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

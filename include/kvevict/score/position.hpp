@@ -3,9 +3,11 @@
 #pragma once
 #include <string_view>
 
-#include "kvevict/score/scorer_support.hpp"
+#include "kvevict/score/detail/scorer_support.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
+
+namespace score {
 
 // score = index of the row. Reads no row. With protect=full a head that keeps b rows keeps `sinks` and the newest
 // b - sinks, as the published method does; `half` leaves at least half of b to the newest. O(tokens) per head.
@@ -35,4 +37,6 @@ struct Position {
   }
 };
 
-}  // namespace kvevict
+}  // namespace score
+
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kvevict/score/scorer_support.hpp"
+#include "kvevict/score/detail/scorer_support.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // One step of SplitMix64 (Steele, Lea, Flood, 2014) from state x.
 constexpr std::uint64_t splitmix64(std::uint64_t x) noexcept {
@@ -16,6 +16,8 @@ constexpr std::uint64_t splitmix64(std::uint64_t x) noexcept {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
+
+namespace score {
 
 // score = (splitmix64(seed ^ splitmix64(layer << 40 ^ head << 32 ^ position)) >> 40) * 2^-24, in [0, 1).
 struct Random {
@@ -52,4 +54,6 @@ struct Random {
   }
 };
 
-}  // namespace kvevict
+}  // namespace score
+
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -15,7 +15,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/select/selector.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Blocks of `block` rows, counted from row 0, are ranked by their mean score (ties: the earlier block) and kept whole
 // until the budget is used up; the last one that enters gives as many of its best rows as still fit. Protected rows
@@ -103,4 +103,4 @@ struct BlockTopK {
   }
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

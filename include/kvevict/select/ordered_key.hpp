@@ -8,7 +8,7 @@
 
 #include "kvevict/core/half.hpp"
 
-namespace kvevict::detail {
+namespace kvevict::inline KVEVICT_ABI::detail {
 
 template <CacheElement T>
 struct KeyTraits;
@@ -50,4 +50,4 @@ constexpr bool is_nan_key(typename KeyTraits<T>::key_type key) noexcept {
   return key > KeyTraits<T>::infinity || key < -KeyTraits<T>::infinity;
 }
 
-}  // namespace kvevict::detail
+}  // namespace kvevict::inline KVEVICT_ABI::detail

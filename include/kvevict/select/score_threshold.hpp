@@ -14,7 +14,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/select/selector.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // Keeps the protected rows, and of the others those that score at least `threshold`; where these are more than the
 // budget holds, the best of them. May keep fewer rows than the budget.
@@ -53,4 +53,4 @@ struct ScoreThreshold {
   }
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

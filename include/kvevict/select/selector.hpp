@@ -12,9 +12,9 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/protect.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/select/topk.hpp"
+#include "kvevict/cpu/topk.hpp"
 
-namespace kvevict {
+namespace kvevict::inline KVEVICT_ABI {
 
 // select writes the kept rows to out, ascending and unique, and returns how many: at most min(budget, row.size()),
 // which is also the least size of out. scratch: scratch_bytes(row.size()).
@@ -78,4 +78,4 @@ struct TopK {
   }
 };
 
-}  // namespace kvevict
+}  // namespace kvevict::inline KVEVICT_ABI

@@ -1,6 +1,6 @@
 // error: constraint
+#include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
-#include "kvevict/plan/apply.hpp"
 
 // Something that can only be looked at cannot be evicted from.
 struct View {

@@ -1,7 +1,7 @@
 // error: constraint
 #include <span>
 
-#include "kvevict/score/observation.hpp"
+#include "kvevict/observe/observation.hpp"
 
 // A cache that does not say where its rows come from is no KVCacheView.
 struct Engine {

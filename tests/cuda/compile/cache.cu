@@ -1,9 +1,9 @@
 // The device caches are caches, and all of their kernels.
 #include "kvevict/cuda/cache.cuh"
 
+#include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/cuda/paged_cache.cuh"
-#include "kvevict/plan/apply.hpp"
 
 namespace kvevict {
 static_assert(KVCache<CudaRaggedCache<fp16_t>, cuda_exec> && KVCache<CudaDenseCache<bf16_t>, cuda_exec> &&

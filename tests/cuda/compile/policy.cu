@@ -7,12 +7,12 @@
 #include "kvevict/cuda/window_attention.cuh"
 
 namespace kvevict {
-static_assert(DeviceScorer<WindowAttention, bf16_t> && DeviceScorer<KeyDiff, float>);
+static_assert(DeviceScorer<score::SnapKV, bf16_t> && DeviceScorer<score::KeyDiff, float>);
 
 EvictionPlan plans(const cuda_exec& exec, const CudaRaggedCache<bf16_t>& cache,
                    std::span<const LayerObservation<bf16_t>> layers) {
-  const Policy<Uniform, WindowAttention> snapkv;
-  const Policy<Ada<Pyramid>, KeyNorm> ada;
+  const Policy<allocate::Uniform, score::SnapKV> snapkv;
+  const Policy<allocate::Ada<allocate::Pyramid>, score::KNorm> ada;
   (void)snapkv.plan(exec, cache, layers, Budget::retain(0.15));
   return ada.plan(exec, cache, layers, Budget::retain(0.15));
 }
@@ -21,8 +21,8 @@ EvictionPlan plans(const cuda_exec& exec, const CudaRaggedCache<bf16_t>& cache,
 template <class Exec, class Cache>
 void evict(const Exec& exec, Cache& cache, std::span<const index_t> tokens,
            std::span<const LayerObservation<float>> layers) {
-  const Policy<Uniform, WindowAttention> policy;
-  auto planner = policy.begin(exec, cache.shape(), tokens, Budget::retain(0.15));
+  const Policy<allocate::Uniform, score::SnapKV> policy;
+  auto planner = policy.make_planner(exec, cache.shape(), tokens, Budget::retain(0.15));
   for (const auto& o : layers) cache.compact(exec, o.layer, planner.layer(exec, o));
 }
 template void evict(const cuda_exec&, CudaRaggedCache<float>&, std::span<const index_t>,

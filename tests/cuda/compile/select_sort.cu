@@ -1,5 +1,5 @@
 // The oracle and slow path: compiled alone, since CUB's segmented sort is heavy.
-#include "kvevict/cuda/select_sort.cuh"
+#include "kvevict/cuda/detail/select_sort.cuh"
 
 namespace kvevict {
 void sort_kernels(const cuda_exec& exec, const cuda::ScoredRows& rows, index_t* budgets, std::int64_t* offsets,

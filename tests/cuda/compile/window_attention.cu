@@ -3,7 +3,6 @@
 #include "kvevict/cuda/window_attention.cuh"
 
 namespace kvevict {
-template void score_on<fp16_t>(const cuda_exec&, const WindowAttention&, const LayerObservation<fp16_t>&,
-                               Matrix<float>);
-template void score_on<float>(const cuda_exec&, const WindowAttention&, const LayerObservation<float>&, Matrix<float>);
+template void score_on<fp16_t>(const cuda_exec&, const score::SnapKV&, const LayerObservation<fp16_t>&, Matrix<float>);
+template void score_on<float>(const cuda_exec&, const score::SnapKV&, const LayerObservation<float>&, Matrix<float>);
 }  // namespace kvevict

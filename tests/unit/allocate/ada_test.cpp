@@ -17,7 +17,8 @@
 
 using namespace kvevict;
 
-static_assert(LayerAllocator<Ada<>> && LayerAllocator<Ada<Pyramid>> && !StaticAllocator<Ada<>>);
+static_assert(LayerAllocator<allocate::Ada<>> && LayerAllocator<allocate::Ada<allocate::Pyramid>> &&
+              !StaticAllocator<allocate::Ada<>>);
 
 namespace {
 using V = std::vector<index_t>;
@@ -90,31 +91,31 @@ V expected_split(const Layer& layer, std::int64_t total, double floor) {
 
 TEST_CASE("ada: the best rows of the layer decide, above a floor for every head") {
   const Layer layer({{9, 8, 7, 6, 5, 4}, {3, 2, 1, 0, 0, 0}});
-  CHECK(split(Ada<>{.floor = 0}, layer, 6) == V{5, 1});  // m = 3; one row at least
-  CHECK(split(Ada<>{.floor = 1}, layer, 6) == V{3, 3});
-  CHECK(split(Ada<>{.floor = 0.7}, layer, 6) == V{4, 2});  // floor(2.1)
+  CHECK(split(allocate::Ada<>{.floor = 0}, layer, 6) == V{5, 1});  // m = 3; one row at least
+  CHECK(split(allocate::Ada<>{.floor = 1}, layer, 6) == V{3, 3});
+  CHECK(split(allocate::Ada<>{.floor = 0.7}, layer, 6) == V{4, 2});  // floor(2.1)
 }
 
 TEST_CASE("ada: ties go to the lower head") {
   const Layer layer({{1, 1, 1, 1}, {1, 1, 1, 1}});
-  CHECK(split(Ada<>{.floor = 0.2}, layer, 5) == V{4, 1});
+  CHECK(split(allocate::Ada<>{.floor = 0.2}, layer, 5) == V{4, 1});
 }
 
 TEST_CASE("ada: protected rows are set aside before scores are compared") {
   // The window is the last row of each head (of 4 tokens at most 2, asked 1) and has no score.
   const Layer plain({{9, 8, 7, -inf}, {1, 1, 1, -inf}}, {0, 1, ProtectShare::half});
-  CHECK(split(Ada<>{.floor = 0}, plain, 4) == V{3, 1});  // the windows, then 9 and 8
+  CHECK(split(allocate::Ada<>{.floor = 0}, plain, 4) == V{3, 1});  // the windows, then 9 and 8
   const Layer sinks({{9, 8, 7, 6}, {0, 1, 1, 1}}, {1, 0, ProtectShare::half});
-  CHECK(split(Ada<>{.floor = 0}, sinks, 3) == V{2, 1});
+  CHECK(split(allocate::Ada<>{.floor = 0}, sinks, 3) == V{2, 1});
   const Layer full({{9, 8, 7, 6, 5, 4}, {0, 0, 0, 0, 0, 0}}, {2, 0, ProtectShare::full});
-  CHECK(split(Ada<>{.floor = 0}, full, 6) == V{4, 2});  // m = 3: both sinks of both heads
+  CHECK(split(allocate::Ada<>{.floor = 0}, full, 6) == V{4, 2});  // m = 3: both sinks of both heads
   const Layer half({{9, 8, 7, 6, 5, 4}, {0, 0, 0, 0, 0, 0}}, {3, 0, ProtectShare::half});
-  CHECK(split(Ada<>{.floor = 0}, half, 2) == V{1, 1});  // m = 1: one set aside in each
+  CHECK(split(allocate::Ada<>{.floor = 0}, half, 2) == V{1, 1});  // m = 1: one set aside in each
 }
 
 TEST_CASE("ada: what the selector protects is what was set aside") {
   const Layer layer({head_of(20, 20), head_of(20, 0)}, {0, 8, ProtectShare::half});
-  const Ada<> ada{.floor = 0};
+  const allocate::Ada<> ada{.floor = 0};
   CHECK(split(ada, layer, 10) == V{7, 3});  // m = 5: 3 set aside, the 4 left go to the first head
   const Protect protect = ada.head_protection(layer.view, 10, 0);
   CHECK(protect_within(protect, 20, 7).newest == 3);
@@ -124,22 +125,22 @@ TEST_CASE("ada: what the selector protects is what was set aside") {
 TEST_CASE("U13: largest remainder by default, the reference's interpolation on request") {
   const Layer layer({head_of(16, 9), head_of(16, 3), head_of(16, 1), head_of(16, 3)});
   Audit audit;
-  CHECK(split(Ada<>{.floor = 0.5, .variant = AdaVariant::reference}, layer, 16, &audit) == V{6, 4, 2, 4});
+  CHECK(split(allocate::Ada<>{.floor = 0.5, .variant = AdaVariant::reference}, layer, 16, &audit) == V{6, 4, 2, 4});
   CHECK(audit.entries().empty());
-  CHECK(split(Ada<>{.floor = 0.2, .variant = AdaVariant::reference}, layer, 16, &audit) == V{7, 2, 1, 2});
+  CHECK(split(allocate::Ada<>{.floor = 0.2, .variant = AdaVariant::reference}, layer, 16, &audit) == V{7, 2, 1, 2});
   CHECK(audit.entries() ==
         std::vector<std::string>{"ada: variant=reference keeps 12 rows in layer 3, 16 were granted"});
   for (const double floor : {0.5, 0.2}) {
-    const V rows = split(Ada<>{.floor = floor}, layer, 16);
+    const V rows = split(allocate::Ada<>{.floor = floor}, layer, 16);
     CHECK(std::accumulate(rows.begin(), rows.end(), 0) == 16);
   }
-  CHECK(split(Ada<>{.floor = 0.2}, layer, 16) == V{9, 3, 1, 3});
+  CHECK(split(allocate::Ada<>{.floor = 0.2}, layer, 16) == V{9, 3, 1, 3});
 }
 
 TEST_CASE("U14: the defaults adapt, and the more concentrated head gets fewer rows") {
   std::vector<float> concentrated(40, 0.f), flat(40, 1.f / 40);
   concentrated[5] = concentrated[9] = 0.5f;
-  const V rows = split(Ada<>{}, Layer({concentrated, flat}), 20);
+  const V rows = split(allocate::Ada<>{}, Layer({concentrated, flat}), 20);
   CHECK(rows[0] < rows[1]);
   CHECK(rows == V{2, 18});
 }
@@ -147,30 +148,30 @@ TEST_CASE("U14: the defaults adapt, and the more concentrated head gets fewer ro
 TEST_CASE("ada: scores on scales of their own are compared after a softmax per head") {
   // The first head's scores are larger everywhere, but flat; the second head's are peaked.
   const Scores scores{{100, 100, 100, 100}, {9, 9, 0, 0}};
-  CHECK(split(Ada<>{}, Layer(scores), 4) == V{3, 1});
-  CHECK(split(Ada<>{}, Layer(scores, {}, false), 4) == V{2, 2});
-  CHECK(split(Ada<>{.normalize = Normalize::none}, Layer(scores, {}, false), 4) == V{3, 1});
-  CHECK(split(Ada<>{.normalize = Normalize::softmax}, Layer(scores), 4) == V{2, 2});
+  CHECK(split(allocate::Ada<>{}, Layer(scores), 4) == V{3, 1});
+  CHECK(split(allocate::Ada<>{}, Layer(scores, {}, false), 4) == V{2, 2});
+  CHECK(split(allocate::Ada<>{.normalize = Normalize::none}, Layer(scores, {}, false), 4) == V{3, 1});
+  CHECK(split(allocate::Ada<>{.normalize = Normalize::softmax}, Layer(scores), 4) == V{2, 2});
   // -inf takes no part in the softmax and stays last; an all -inf head is legal.
-  CHECK(split(Ada<>{}, Layer({{0, 0, -inf, -inf}, {0, 0, 0, -inf}}, {}, false), 5) == V{2, 3});
-  CHECK(split(Ada<>{}, Layer({{-inf, -inf}, {0, 1}}, {}, false), 3) == V{1, 2});
+  CHECK(split(allocate::Ada<>{}, Layer({{0, 0, -inf, -inf}, {0, 0, 0, -inf}}, {}, false), 5) == V{2, 3});
+  CHECK(split(allocate::Ada<>{}, Layer({{-inf, -inf}, {0, 1}}, {}, false), 3) == V{1, 2});
 }
 
 TEST_CASE("ada: concentration weighs a head by what its best rows hold, for the reference alone") {
   // b = 2: the first head's best two hold 0.5 of 1.0, the second's all of it.
   const Layer layer({{0.26f, 0.24f, 0.25f, 0.25f}, {0.2f, 0.2f, 0.f, 0.f}});
-  const Ada<> raw{.floor = 0, .variant = AdaVariant::reference};
-  Ada<> weighed = raw;
+  const allocate::Ada<> raw{.floor = 0, .variant = AdaVariant::reference};
+  allocate::Ada<> weighed = raw;
   weighed.concentration = true;
   CHECK(split(raw, layer, 4) == V{4, 1});  // a head keeps one row even where it has no hit
   CHECK(split(weighed, layer, 4) == V{2, 2});
-  CHECK_THROWS_AS(split(Ada<>{.concentration = true}, layer, 4), std::invalid_argument);
+  CHECK_THROWS_AS(split(allocate::Ada<>{.concentration = true}, layer, 4), std::invalid_argument);
 }
 
 TEST_CASE("ada: kvpress variant keeps a hard floor and ranks the window by score") {
   // t = 20, r = 0.5: N = 10, floor int(0.2 * 10) = 2; the first head's scores are above all of the second's.
   const Layer layer({head_of(20, 20), head_of(20, 0)});
-  const Ada<> ada{.variant = AdaVariant::kvpress};
+  const allocate::Ada<> ada{.variant = AdaVariant::kvpress};
   const V tokens(2, 20);
   Audit audit;
   std::vector<std::int64_t> totals(1);
@@ -187,7 +188,7 @@ TEST_CASE("ada: kvpress variant keeps a hard floor and ranks the window by score
 TEST_CASE("ada: the reference keeps its window on top and therefore needs protect=full") {
   std::vector<float> high = head_of(20, 12), low = head_of(20, 0);
   for (auto* head : {&high, &low}) std::fill(head->end() - 4, head->end(), -inf);
-  const Ada<> ada{.floor = 0.5, .variant = AdaVariant::reference};
+  const allocate::Ada<> ada{.floor = 0.5, .variant = AdaVariant::reference};
   // C = 10, b = 6: hits 12 and 0, int(0.5 * 6) = 3 -> 9 and 3, plus the window of 4.
   CHECK(split(ada, Layer({high, low}, {0, 4, ProtectShare::full}), 20) == V{13, 7});
   CHECK(split(ada, Layer({high, low}, {0, 4, ProtectShare::full}), 6) == V{3, 3});  // C < window
@@ -203,11 +204,12 @@ TEST_CASE("ada: layer totals sum to the grant, also where a layer is nearly empt
     return totals;
   };
   using T = std::vector<std::int64_t>;
-  CHECK(run(Ada<>{}, V(6, 100), Budget::retain(0.149)) == T{30, 30, 29});  // 89 rows
-  CHECK(run(Ada<>{}, {1, 1, 50, 50, 50, 50}, Budget::retain(0.1)) == T{2, 9, 9});
-  CHECK(run(Ada<>{Uniform{true}}, V(6, 100), Budget::retain(0.149)) == T{30, 30, 29});
-  CHECK(run(Ada<>{.variant = AdaVariant::reference}, V(6, 100), Budget::retain(0.149)) == T{28, 28, 28});
-  CHECK(run(Ada<Pyramid>{}, V(6, 100), Budget::rows(10)) == T{38, 20, 2});  // 19.5 10 0.5 -> 20 10 0 -> 19 10 1
+  CHECK(run(allocate::Ada<>{}, V(6, 100), Budget::retain(0.149)) == T{30, 30, 29});  // 89 rows
+  CHECK(run(allocate::Ada<>{}, {1, 1, 50, 50, 50, 50}, Budget::retain(0.1)) == T{2, 9, 9});
+  CHECK(run(allocate::Ada<>{allocate::Uniform{true}}, V(6, 100), Budget::retain(0.149)) == T{30, 30, 29});
+  CHECK(run(allocate::Ada<>{.variant = AdaVariant::reference}, V(6, 100), Budget::retain(0.149)) == T{28, 28, 28});
+  CHECK(run(allocate::Ada<allocate::Pyramid>{}, V(6, 100), Budget::rows(10)) ==
+        T{38, 20, 2});  // 19.5 10 0.5 -> 20 10 0 -> 19 10 1
 }
 
 namespace {
@@ -227,7 +229,8 @@ TEST_CASE("ada over a base with empty layers raises them to one row per head, an
   const V tokens(6, 100);
   Audit audit;
   std::vector<std::int64_t> totals(3);
-  Ada<LastLayer>{}.layer_totals({3, 2, 2, 4, 4}, tokens, Budget::rows(10).resolve(tokens, 1, 1, audit), totals, audit);
+  allocate::Ada<LastLayer>{}.layer_totals({3, 2, 2, 4, 4}, tokens, Budget::rows(10).resolve(tokens, 1, 1, audit),
+                                          totals, audit);
   CHECK(totals == std::vector<std::int64_t>{2, 2, 56});
   CHECK(audit.entries().size() == 1);
 }
@@ -249,10 +252,10 @@ TEST_CASE("ada equals its definition row by row, for any protection, ties and le
     const auto least = static_cast<std::int64_t>(heads);
     const std::int64_t total = least + static_cast<std::int64_t>(random()) % (held - least + 1);
     const double floor = static_cast<double>(random() % 11) / 10;
-    const V rows = split(Ada<>{.floor = floor}, layer, total);
+    const V rows = split(allocate::Ada<>{.floor = floor}, layer, total);
     CHECK(rows == (total == held ? layer.tokens : expected_split(layer, total, floor)));
     CHECK(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) == total);
-    CHECK(split(Ada<>{.floor = floor}, layer, total, nullptr, 3) == rows);
+    CHECK(split(allocate::Ada<>{.floor = floor}, layer, total, nullptr, 3) == rows);
   }
 }
 
@@ -261,10 +264,10 @@ TEST_CASE("U15: ada keeps no state, and permuting heads without ties permutes th
   Scores scores(3, std::vector<float>(30));
   for (auto& row : scores)
     for (auto& s : row) s = static_cast<float>(random());
-  const V rows = split(Ada<>{}, Layer(scores), 31);
-  (void)split(Ada<>{}, Layer({{1, 2}, {3, 4}, {5, 6}}), 4);
-  CHECK(split(Ada<>{}, Layer(scores), 31) == rows);
-  const V turned = split(Ada<>{}, Layer({scores[2], scores[0], scores[1]}), 31);
+  const V rows = split(allocate::Ada<>{}, Layer(scores), 31);
+  (void)split(allocate::Ada<>{}, Layer({{1, 2}, {3, 4}, {5, 6}}), 4);
+  CHECK(split(allocate::Ada<>{}, Layer(scores), 31) == rows);
+  const V turned = split(allocate::Ada<>{}, Layer({scores[2], scores[0], scores[1]}), 31);
   CHECK(turned == V{rows[2], rows[0], rows[1]});
 }
 
@@ -273,8 +276,8 @@ TEST_CASE("ada: a NaN score is an error that names layer, head and token") {
   for (const bool comparable : {true, false})
     for (const bool concentration : {true, false}) {
       const Layer layer({{1, 2, 3}, {4, nan, 6}}, {}, comparable);
-      const Ada<> ada{.variant = concentration ? AdaVariant::reference : AdaVariant::exact,
-                      .concentration = concentration};
+      const allocate::Ada<> ada{.variant = concentration ? AdaVariant::reference : AdaVariant::exact,
+                                .concentration = concentration};
       CHECK_THROWS_WITH_AS(split(ada, layer, 4), "ada: the score of layer 3, head 1, token 1 is NaN",
                            std::domain_error);
     }
@@ -282,8 +285,8 @@ TEST_CASE("ada: a NaN score is an error that names layer, head and token") {
 
 TEST_CASE("ada refuses a floor outside [0, 1] and a total below one row per head") {
   const Layer layer({{1, 2, 3}, {4, 5, 6}});
-  CHECK_THROWS_AS(split(Ada<>{.floor = 1.5}, layer, 4), std::invalid_argument);
-  CHECK_THROWS_AS(split(Ada<>{.floor = std::nan("")}, layer, 4), std::invalid_argument);
-  CHECK_THROWS_AS(split(Ada<>{}, layer, 1), std::invalid_argument);
-  CHECK(split(Ada<>{}, layer, 6) == V{3, 3});
+  CHECK_THROWS_AS(split(allocate::Ada<>{.floor = 1.5}, layer, 4), std::invalid_argument);
+  CHECK_THROWS_AS(split(allocate::Ada<>{.floor = std::nan("")}, layer, 4), std::invalid_argument);
+  CHECK_THROWS_AS(split(allocate::Ada<>{}, layer, 1), std::invalid_argument);
+  CHECK(split(allocate::Ada<>{}, layer, 6) == V{3, 3});
 }

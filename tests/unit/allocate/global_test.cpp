@@ -10,7 +10,7 @@
 
 using namespace kvevict;
 
-static_assert(GlobalAllocator<Global> && !LayerAllocator<Global>);
+static_assert(GlobalAllocator<allocate::Global> && !LayerAllocator<allocate::Global>);
 
 namespace {
 using V = std::vector<index_t>;
@@ -31,7 +31,7 @@ struct Layers {
                        protect,
                        comparable});
   }
-  V split(const Global& global, std::int64_t total) const {
+  V split(const allocate::Global& global, std::int64_t total) const {
     const auto heads = static_cast<index_t>(tokens[0].size()), layers = static_cast<index_t>(views.size());
     std::int64_t full = 0;
     for (const auto& t : tokens) full += std::accumulate(t.begin(), t.end(), std::int64_t{0});

@@ -10,7 +10,7 @@
 
 using namespace kvevict;
 
-static_assert(StaticAllocator<Pyramid> && !LayerAllocator<Pyramid>);
+static_assert(StaticAllocator<allocate::Pyramid> && !LayerAllocator<allocate::Pyramid>);
 
 namespace {
 using V = std::vector<index_t>;
@@ -26,7 +26,7 @@ struct Result {
   std::int64_t sum() const { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); }
 };
 
-Result run(const Pyramid& pyramid, index_t layers, V tokens, const Budget& budget) {
+Result run(const allocate::Pyramid& pyramid, index_t layers, V tokens, const Budget& budget) {
   const CacheShape shape{layers, static_cast<index_t>(tokens.size()) / layers, 8, 4, 4};
   Result out;
   const GrantedBudget granted = budget.resolve(tokens, 16, pyramid.minimum_rows, out.audit);
@@ -92,7 +92,7 @@ TEST_CASE("U12: the sum is layers times the average; reference rounding overspen
 TEST_CASE(
     "pyramid: reference keeps all of a prompt within the capacity, is uniform below twice that, and needs a window "
     "that fits") {
-  const Pyramid reference{20, PyramidRounding::reference, 8};
+  const allocate::Pyramid reference{20, PyramidRounding::reference, 8};
   CHECK(run(reference, 2, V(2, 60), Budget::rows(64)).rows == V{60, 60});
   const auto uniform = run(reference, 2, V(2, 100), Budget::rows(64));
   CHECK(uniform.rows == V{64, 64});
@@ -103,7 +103,7 @@ TEST_CASE(
 }
 
 TEST_CASE("pyramid: kvpress rounding, its fallback is an audit entry, and it needs a ratio") {
-  const Pyramid kvpress{20, PyramidRounding::kvpress, 64};
+  const allocate::Pyramid kvpress{20, PyramidRounding::kvpress, 64};
   const auto shaped = run(kvpress, 32, V(32, 4096), Budget::retain(0.5));
   CHECK(shaped.rows[0] == 3994);
   CHECK(shaped.rows[1] == 3868);
@@ -125,7 +125,7 @@ TEST_CASE("pyramid: heads shorter than their layer's share keep all they have, a
 }
 
 TEST_CASE("U15: what is planned before changes nothing") {
-  const Pyramid pyramid;
+  const allocate::Pyramid pyramid;
   const auto alone = run(pyramid, 8, V(8, 4000), Budget::rows(200)).rows;
   (void)run(pyramid, 8, V(8, 100), Budget::rows(90));
   CHECK(run(pyramid, 8, V(8, 4000), Budget::rows(200)).rows == alone);

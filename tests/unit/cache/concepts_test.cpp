@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "common/random_cache.hpp"
-#include "kvevict/attention/reference.hpp"
 #include "kvevict/cache/dense.hpp"
 #include "kvevict/cache/paged.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/metrics/reference.hpp"
 
 using namespace kvevict;
 using namespace kvevict::testing;
@@ -178,7 +178,7 @@ TEST_CASE_TEMPLATE("a bad plan names layer and head, and changes nothing", C, EA
   C cache = before;
   const index_t t = before.tokens(1, 1);
   const auto attempt = [&](std::vector<std::int64_t> offsets, std::vector<index_t> rows,
-                           std::vector<Merge> merges = {}) {
+                           std::vector<RowMerge> merges = {}) {
     const std::string message = error_of([&] { cache.compact(host_exec{}, 1, {HeadRows{offsets, rows}, merges}); });
     CHECK(same_rows(cache, before));
     return message;
@@ -189,7 +189,7 @@ TEST_CASE_TEMPLATE("a bad plan names layer and head, and changes nothing", C, EA
   CHECK(says(attempt({-1, 1, 2, 3}, {0, 0, 0}), "plan of layer 1, head 0: offsets -1 to 1"));
   CHECK(says(attempt({0, 2, 4, 6}, {0, 1, 1, 1, 0, 1}), "plan of layer 1, head 1: row 1 after row 1"));
   CHECK(says(attempt({0, 2, 4, 6}, {0, 1, 2, 1, 0, 1}), "plan of layer 1, head 1: row 1 after row 2"));
-  CHECK(says(attempt({0, 1, 2, 3}, {0, t, 0}), text("plan of layer 1, head 1: row ", t)));
+  CHECK(says(attempt({0, 1, 2, 3}, {0, t, 0}), joined_text("plan of layer 1, head 1: row ", t)));
   CHECK(says(attempt({0, 1, 2, 3}, {-1, 0, 0}), "plan of layer 1, head 0: row -1"));
   CHECK(says(attempt({0, 1, 2, 3}, {0, 0, 0}, {{3, 1, 0, 1.f}}), "a merge names head 3 of 3"));
   CHECK(says(attempt({0, 1, 2, 3}, {0, 0, 0}, {{2, 0, 0, 1.f}}), "head 2: merge from row 0"));
@@ -209,7 +209,7 @@ TEST_CASE_TEMPLATE("merges make the kept value a weighted mean before rows are d
   cache.append(host_exec{}, 0, std::span(&keys, 1), std::span(&values, 1), std::vector<index_t>{0, 1, 2, 3});
   // Row 1 (3, 4) takes in row 0 (1, 2) with weight 1 and row 2 (5, 8) with weight 2: (3 + 1 + 10) / 4, (4 + 2 + 16)
   // / 4.
-  const std::vector<Merge> merges{{0, 2, 1, 2.f}, {0, 0, 1, 1.f}};
+  const std::vector<RowMerge> merges{{0, 2, 1, 2.f}, {0, 0, 1, 1.f}};
   cache.compact(host_exec{}, 0, {HeadRows{std::vector<std::int64_t>{0, 2}, std::vector<index_t>{1, 3}}, merges});
   CHECK(to_float(cache.values(0, 0).at(0, 0)) == 3.5f);
   CHECK(to_float(cache.values(0, 0).at(0, 1)) == 5.5f);

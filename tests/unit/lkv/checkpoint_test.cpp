@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "kvevict/lkv/lkv_head.hpp"
-#include "kvevict/lkv/lkv_token.hpp"
+#include "kvevict/lkv/lkv_h.hpp"
+#include "kvevict/lkv/lkv_t.hpp"
 
 using namespace kvevict;
 
@@ -130,8 +130,8 @@ double plain_score(const Weights& w, const Layer<T>& x, index_t head, index_t to
 template <class T>
 std::vector<float> scored(const std::string& path, const Layer<T>& x, int threads = 1) {
   std::vector<float> out(static_cast<std::size_t>(3 * x.tokens[0]), -77.f);
-  LkvToken{LkvFile(path)}.score(host_exec{threads}, x.observed.observation(),
-                                {out.data(), 3, x.tokens[0], x.tokens[0]});
+  score::LkvT{LkvFile(path)}.score(host_exec{threads}, x.observed.observation(),
+                                   {out.data(), 3, x.tokens[0], x.tokens[0]});
   return out;
 }
 
@@ -156,7 +156,7 @@ GrantedBudget granted(double retain, std::span<const index_t> tokens) {
   return Budget::retain(retain).resolve(tokens, 1, 0, audit);
 }
 
-std::vector<index_t> allocated(const LkvHead& part, const CacheShape& shape, std::span<const index_t> tokens,
+std::vector<index_t> allocated(const allocate::LkvH& part, const CacheShape& shape, std::span<const index_t> tokens,
                                const GrantedBudget& budget, Audit& audit) {
   std::vector<index_t> out(tokens.size());
   part.allocate(shape, tokens, budget, {out.data(), shape.layers, shape.kv_heads, shape.kv_heads}, audit);
@@ -230,25 +230,26 @@ TEST_CASE("parts say what is missing, and refuse a cache of another model") {
   w.write();
   Audit audit;
   std::vector<index_t> tokens(6, 10);
-  CHECK_THROWS_WITH_AS(allocated(LkvHead{}, w.shape(), tokens, granted(0.5, tokens), audit),
+  CHECK_THROWS_WITH_AS(allocated(allocate::LkvH{}, w.shape(), tokens, granted(0.5, tokens), audit),
                        doctest::Contains("no weights"), std::invalid_argument);
   CacheShape other = w.shape();
   other.head_dim_v = 8;
-  CHECK_THROWS_WITH_AS(allocated(LkvHead{LkvFile(w.path)}, other, tokens, granted(0.5, tokens), audit),
+  CHECK_THROWS_WITH_AS(allocated(allocate::LkvH{LkvFile(w.path)}, other, tokens, granted(0.5, tokens), audit),
                        doctest::Contains("2 layers x 3 KV heads with keys of 8 and values of 6"),
                        std::invalid_argument);
-  CHECK_THROWS_AS(allocated(LkvHead{LkvFile(w.path + "-absent")}, w.shape(), tokens, granted(0.5, tokens), audit),
-                  std::exception);
+  CHECK_THROWS_AS(
+      allocated(allocate::LkvH{LkvFile(w.path + "-absent")}, w.shape(), tokens, granted(0.5, tokens), audit),
+      std::exception);
 }
 
 TEST_CASE("a file name prints quoted and reads back; copies share what was read") {
   const Weights w;
   w.write();
-  LkvToken part;
+  score::LkvT part;
   CHECK(specification(part) == "lkv-t(file=\"\")");
   CHECK(parse_value('"' + w.path + '"', part.file));
   CHECK(specification(part) == "lkv-t(file=\"" + w.path + "\")");
-  const LkvHead head{part.file, true};
+  const allocate::LkvH head{part.file, true};
   CHECK(specification(head) == "lkv-h(file=\"" + w.path + "\",exact=true)");
   CHECK(&head.file.checkpoint("test") == &part.file.checkpoint("test"));
 }
@@ -262,8 +263,8 @@ TEST_CASE("T5: floors stay within the budget, exact=true uses it up, empty heads
       const std::vector<index_t> tokens(6, t);
       const GrantedBudget budget = granted(retain, tokens);
       Audit audit;
-      const auto floors = allocated(LkvHead{LkvFile(w.path)}, w.shape(), tokens, budget, audit);
-      const auto exact = allocated(LkvHead{LkvFile(w.path), true}, w.shape(), tokens, budget, audit);
+      const auto floors = allocated(allocate::LkvH{LkvFile(w.path)}, w.shape(), tokens, budget, audit);
+      const auto exact = allocated(allocate::LkvH{LkvFile(w.path), true}, w.shape(), tokens, budget, audit);
       CHECK(std::accumulate(floors.begin(), floors.end(), 0) <= budget.rows);
       CHECK(std::accumulate(exact.begin(), exact.end(), 0) == budget.rows);
       for (std::size_t i = 0; i < 6; ++i) {
@@ -284,7 +285,7 @@ TEST_CASE("with slopes over the length, ratios change with it and the budget sti
   const auto rows = [&](index_t t) {
     const std::vector<index_t> tokens(6, t);
     Audit audit;
-    return allocated(LkvHead{LkvFile(w.path), true}, w.shape(), tokens, granted(0.3, tokens), audit);
+    return allocated(allocate::LkvH{LkvFile(w.path), true}, w.shape(), tokens, granted(0.3, tokens), audit);
   };
   const auto usual = rows(512), longer = rows(2048);
   CHECK(std::accumulate(longer.begin(), longer.end(), 0) == 3686);  // floor(0.3 * 6 * 2048)
@@ -304,14 +305,14 @@ TEST_CASE("left-over rows go to the largest fractions, then to the lower head") 
   GrantedBudget budget;
   budget.rows = 10;
   budget.full = 40;
-  CHECK(LkvHead::lkv_rows(ratios, tokens, budget, false, audit) == std::vector<std::int64_t>{2, 3, 2, 1});
-  CHECK(LkvHead::lkv_rows(ratios, tokens, budget, true, audit) == std::vector<std::int64_t>{3, 4, 2, 1});
+  CHECK(allocate::LkvH::lkv_rows(ratios, tokens, budget, false, audit) == std::vector<std::int64_t>{2, 3, 2, 1});
+  CHECK(allocate::LkvH::lkv_rows(ratios, tokens, budget, true, audit) == std::vector<std::int64_t>{3, 4, 2, 1});
   CHECK(audit.entries().empty());
   // Heads of unequal lengths: 9 rows asked of 8, so ratios are scaled, and the audit says so.
   const std::vector<index_t> lengths{4, 20, 4, 4};
   budget.rows = 8;
   budget.full = 32;
-  const auto rows = LkvHead::lkv_rows(ratios, lengths, budget, false, audit);
+  const auto rows = allocate::LkvH::lkv_rows(ratios, lengths, budget, false, audit);
   CHECK(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) == 8);
   CHECK(audit.entries().size() == 1);
 }

@@ -17,9 +17,9 @@
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/model/evict_prefill.hpp"
 #include "kvevict/score/expected.hpp"
-#include "kvevict/score/key_norm.hpp"
+#include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/score/snapkv.hpp"
 #include "unit/model/tiny_model.hpp"
 
 using namespace kvevict;
@@ -167,11 +167,11 @@ TEST_CASE("retain 1 changes nothing: no divergence, every answer, and the textbo
     }
     CHECK(r.nll_continuation_full == doctest::Approx(nll / 8).epsilon(1e-4));
   };
-  check(Policy{Uniform{}, Position{}});
-  check(Policy{Uniform{}, WindowAttention{}});
-  check(Policy{Ada<>{}, KeyNorm{}});
-  check(Policy{Global{}, KeyNorm{}});
-  check(Policy{Uniform{}, Expected{}});
+  check(Policy{allocate::Uniform{}, score::Position{}});
+  check(Policy{allocate::Uniform{}, score::SnapKV{}});
+  check(Policy{allocate::Ada<>{}, score::KNorm{}});
+  check(Policy{allocate::Global{}, score::KNorm{}});
+  check(Policy{allocate::Uniform{}, score::Expected{}});
 }
 
 TEST_CASE("the result is what decoding each branch alone over the evicted cache gives") {
@@ -208,16 +208,16 @@ TEST_CASE("the result is what decoding each branch alone over the evicted cache 
     CHECK(r.kl_continuation == doctest::Approx(divergence).epsilon(1e-4));
     CHECK(r.nll_continuation == doctest::Approx(nll).epsilon(1e-5));
   };
-  SUBCASE("position") { check(Policy{Uniform{}, Position{}}); }
-  SUBCASE("window, ragged heads") { check(Policy{Ada<>{}, WindowAttention{}}); }
-  SUBCASE("a global allocator holds every row at its peak") { check(Policy{Global{}, KeyNorm{}}); }
-  SUBCASE("query statistics") { check(Policy{Uniform{}, Expected{}}); }
+  SUBCASE("position") { check(Policy{allocate::Uniform{}, score::Position{}}); }
+  SUBCASE("window, ragged heads") { check(Policy{allocate::Ada<>{}, score::SnapKV{}}); }
+  SUBCASE("a global allocator holds every row at its peak") { check(Policy{allocate::Global{}, score::KNorm{}}); }
+  SUBCASE("query statistics") { check(Policy{allocate::Uniform{}, score::Expected{}}); }
 }
 
 TEST_CASE("only probes that the full cache answers count; unchecked ones are asked") {
   const auto good = greedy(joined(context, question), 2), other = greedy(joined(context, other_question), 2);
   const std::vector<index_t> wrong{(other[0] + 1) % 50, other[1]};
-  const Policy policy{Uniform{}, Position{}};
+  const Policy policy{allocate::Uniform{}, score::Position{}};
   TaskFile f;
   f.context(context, continuation);
   f.probe(0, other_question, wrong, 0);   // known to fail: left out
@@ -240,7 +240,7 @@ TEST_CASE("only probes that the full cache answers count; unchecked ones are ask
 }
 
 TEST_CASE("U42: the context is compressed before any question is known; other questions change nothing else") {
-  const Policy policy{Ada<>{}, WindowAttention{}};
+  const Policy policy{allocate::Ada<>{}, score::SnapKV{}};
   TaskFile none, other;
   none.context(context, continuation);
   other.context(context, continuation).probe(0, other_question, {1, 2});
@@ -256,7 +256,7 @@ TEST_CASE("U42: the context is compressed before any question is known; other qu
 }
 
 TEST_CASE("a limit on the continuation scores that many tokens less one") {
-  const Policy policy{Uniform{}, Position{}};
+  const Policy policy{allocate::Uniform{}, score::Position{}};
   TaskFile shorter;
   shorter.context(context, {continuation.begin(), continuation.begin() + 4});
   shorter.probe(0, question, greedy(joined(context, question), 3));
@@ -269,8 +269,8 @@ TEST_CASE("a limit on the continuation scores that many tokens less one") {
 }
 
 TEST_CASE("threads change no bit, and one context serves many policies") {
-  const Policy window{Uniform{}, WindowAttention{}};
-  const Policy norm{Uniform{}, KeyNorm{}};
+  const Policy window{allocate::Uniform{}, score::SnapKV{}};
+  const Policy norm{allocate::Uniform{}, score::KNorm{}};
   CHECK(evaluate(one_context(), window, 0.3, {}, {3}) == evaluate(one_context(), window, 0.3));
   const TempDir dir;
   const Tasks tasks(one_context().write(dir / "tasks.safetensors"));
@@ -289,7 +289,7 @@ TEST_CASE("threads change no bit, and one context serves many policies") {
 
 TEST_CASE("contexts beyond the model's positions are refused by name, counting what follows them") {
   // 400 positions: 392 tokens and the first 8 of 9 just fit.
-  const Policy policy{Uniform{}, Position{}};
+  const Policy policy{allocate::Uniform{}, score::Position{}};
   TaskFile fits, longer;
   fits.context(some_tokens(392), continuation);
   longer.context(some_tokens(393), continuation);

@@ -16,9 +16,9 @@
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/score/expected.hpp"
-#include "kvevict/score/key_norm.hpp"
+#include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
-#include "kvevict/score/window_attention.hpp"
+#include "kvevict/score/snapkv.hpp"
 #include "unit/model/tiny_model.hpp"
 
 using namespace kvevict;
@@ -63,7 +63,7 @@ RaggedCache<float> evict_at_the_end(const Decoder& d, std::span<const index_t> t
   ForwardState state;
   const auto n = static_cast<index_t>(tokens.size());
   const std::vector<index_t> rows(static_cast<std::size_t>(d.cache_shape().heads_total()), n);
-  auto planner = policy.begin(d.cache_shape(), rows, budget);
+  auto planner = policy.make_planner(d.cache_shape(), rows, budget);
   CaptureOptions capture;
   capture.add(policy.scorer.needs, policy.scorer.window_rows());
   d.feed({}, tokens, cache, state, LayerCapture({}, d, cache, n, capture, [&](const LayerObservation<float>& o) {
@@ -96,11 +96,11 @@ void layer_by_layer_is_the_same(const P& policy) {
 }  // namespace
 
 TEST_CASE("layer by layer, in chunks or not, leaves the bits that eviction at the end leaves") {
-  SUBCASE("position") { layer_by_layer_is_the_same(Policy{Uniform{}, Position{}}); }
-  SUBCASE("window") { layer_by_layer_is_the_same(Policy{Uniform{}, WindowAttention{}}); }
-  SUBCASE("key norm under Ada") { layer_by_layer_is_the_same(Policy{Ada<>{}, KeyNorm{}}); }
-  SUBCASE("query statistics") { layer_by_layer_is_the_same(Policy{Uniform{}, Expected{}}); }
-  SUBCASE("a global allocator") { layer_by_layer_is_the_same(Policy{Global{}, KeyNorm{}}); }
+  SUBCASE("position") { layer_by_layer_is_the_same(Policy{allocate::Uniform{}, score::Position{}}); }
+  SUBCASE("window") { layer_by_layer_is_the_same(Policy{allocate::Uniform{}, score::SnapKV{}}); }
+  SUBCASE("key norm under Ada") { layer_by_layer_is_the_same(Policy{allocate::Ada<>{}, score::KNorm{}}); }
+  SUBCASE("query statistics") { layer_by_layer_is_the_same(Policy{allocate::Uniform{}, score::Expected{}}); }
+  SUBCASE("a global allocator") { layer_by_layer_is_the_same(Policy{allocate::Global{}, score::KNorm{}}); }
 }
 
 TEST_CASE("the peak is what was kept and one full layer; a global allocator holds everything and says so") {
@@ -109,16 +109,19 @@ TEST_CASE("the peak is what was kept and one full layer; a global allocator hold
   RaggedCache<float> cache(d.cache_shape()), other(d.cache_shape());
   ForwardState state;
   // 3 layers of 2 heads, 20 of 100 rows each: before the last layer shrinks, 2 * 40 + 200 rows.
-  const auto layered = prefill_and_evict({}, d, tokens, Policy{Uniform{}, Position{}}, Budget::rows(20), cache, state);
+  const auto layered =
+      prefill_and_evict({}, d, tokens, Policy{allocate::Uniform{}, score::Position{}}, Budget::rows(20), cache, state);
   CHECK(layered.rows_peak == 280);
   CHECK(cache.tokens(2, 1) == 20);
   CHECK(cache.next_position() == 100);
-  const auto global = prefill_and_evict({}, d, tokens, Policy{Global{}, KeyNorm{}}, Budget::rows(20), other, state);
+  const auto global =
+      prefill_and_evict({}, d, tokens, Policy{allocate::Global{}, score::KNorm{}}, Budget::rows(20), other, state);
   CHECK(global.rows_peak == 600);
   REQUIRE_FALSE(global.plan.audit.entries().empty());
   CHECK(global.plan.audit.entries().back().find("every row was held") != std::string::npos);
-  CHECK_THROWS_WITH(prefill_and_evict({}, d, tokens, Policy{Uniform{}, Position{}}, Budget::rows(20), cache, state),
-                    doctest::Contains("the cache is at position 100"));
+  CHECK_THROWS_WITH(
+      prefill_and_evict({}, d, tokens, Policy{allocate::Uniform{}, score::Position{}}, Budget::rows(20), cache, state),
+      doctest::Contains("the cache is at position 100"));
 }
 
 TEST_CASE("retain 1 keeps every row, and decoding goes on as with the full cache") {
@@ -126,7 +129,7 @@ TEST_CASE("retain 1 keeps every row, and decoding goes on as with the full cache
   const auto tokens = some_tokens(70);
   RaggedCache<float> cache(d.cache_shape()), full(d.cache_shape());
   ForwardState state, plain;
-  prefill_and_evict({}, d, tokens, Policy{Uniform{}, WindowAttention{}}, Budget::retain(1), cache, state);
+  prefill_and_evict({}, d, tokens, Policy{allocate::Uniform{}, score::SnapKV{}}, Budget::retain(1), cache, state);
   d.feed({}, tokens, full, plain);
   CHECK(same_rows_and_bits(cache, full));
   const std::vector<index_t> next{7, 8}, rows{0, 1};
@@ -143,8 +146,10 @@ TEST_CASE("prompts of one and of a few tokens work with every kind of input") {
   for (const index_t n : {1, 2, 5}) {
     ForwardState state;
     RaggedCache<float> window(d.cache_shape()), statistics(d.cache_shape());
-    prefill_and_evict({}, d, some_tokens(n), Policy{Uniform{}, WindowAttention{}}, Budget::retain(0.5), window, state);
-    prefill_and_evict({}, d, some_tokens(n), Policy{Uniform{}, Expected{}}, Budget::retain(0.5), statistics, state);
+    prefill_and_evict({}, d, some_tokens(n), Policy{allocate::Uniform{}, score::SnapKV{}}, Budget::retain(0.5), window,
+                      state);
+    prefill_and_evict({}, d, some_tokens(n), Policy{allocate::Uniform{}, score::Expected{}}, Budget::retain(0.5),
+                      statistics, state);
     CHECK(window.tokens(0, 0) == std::max(1, n / 2));
     CHECK(statistics.tokens(2, 1) == std::max(1, n / 2));
   }

@@ -2,8 +2,8 @@
 
 #include <vector>
 
+#include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
-#include "kvevict/plan/apply.hpp"
 #include "kvevict/plan/plan.hpp"
 #include "kvevict/policy/streamingllm.hpp"
 

@@ -7,7 +7,7 @@
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/policy/policy.hpp"
-#include "kvevict/score/key_norm.hpp"
+#include "kvevict/score/knorm.hpp"
 #include "kvevict/select/score_threshold.hpp"
 
 using namespace kvevict;
@@ -38,7 +38,7 @@ struct Room {
 
 TEST_CASE("a threshold may keep fewer rows than the budget, in a plan as well") {
   const Room room;
-  const Policy<Uniform, KeyNorm, ScoreThreshold> policy{{}, {}, {-3.5f}};
+  const Policy<allocate::Uniform, score::KNorm, ScoreThreshold> policy{{}, {}, {-3.5f}};
   for (const int threads : {1, 2}) {
     // Four rows a head at most: sizes up to 3.5, the smallest four of them.
     const EvictionPlan plan = policy.plan({threads, nullptr}, room.cache, room.observations, Budget::retain(0.67));
@@ -57,9 +57,9 @@ TEST_CASE("a threshold may keep fewer rows than the budget, in a plan as well") 
 
 TEST_CASE("a policy begins and plans with an execution object in front as well") {
   const Room room;
-  const Policy<Uniform, KeyNorm> policy;
+  const Policy<allocate::Uniform, score::KNorm> policy;
   const std::vector<index_t> tokens(4, 6);
-  auto planner = policy.begin(host_exec{}, room.shape, tokens, Budget::retain(0.5));
+  auto planner = policy.make_planner(host_exec{}, room.shape, tokens, Budget::retain(0.5));
   for (const auto& o : room.observations) planner.layer({}, o);
   CHECK(planner.finish({}).indices == policy.plan({}, room.cache, room.observations, Budget::retain(0.5)).indices);
 }

@@ -11,7 +11,8 @@
 
 using namespace kvevict;
 
-static_assert(TokenScorer<Expected, float> && TokenScorer<Expected, bf16_t> && heads_comparable(Expected{}));
+static_assert(TokenScorer<score::Expected, float> && TokenScorer<score::Expected, bf16_t> &&
+              heads_comparable(score::Expected{}));
 
 namespace {
 
@@ -60,7 +61,7 @@ struct Layer {
     for (const auto& c : cov) layer.q_cov.push_back(dense_rows(c.data(), dim, dim));
   }
 
-  std::vector<float> scores(const Expected& scorer, int threads = 1) const {
+  std::vector<float> scores(const score::Expected& scorer, int threads = 1) const {
     const auto o = layer.observation();
     const index_t width = o.most_tokens();
     std::vector<float> out(static_cast<std::size_t>(o.shape.kv_heads * width), -5.f);
@@ -69,7 +70,7 @@ struct Layer {
   }
 
   // The formula in float64, with every rotation written out.
-  std::vector<double> expected(const Expected& s, index_t head) const {
+  std::vector<double> expected(const score::Expected& s, index_t head) const {
     const CacheShape& shape = layer.view.shape;
     const auto d = static_cast<std::size_t>(shape.head_dim_k), h = static_cast<std::size_t>(head);
     const auto t = positions[h].size(), first = std::min(static_cast<std::size_t>(s.sinks), t);
@@ -124,7 +125,7 @@ struct Layer {
 TEST_CASE("expected equals its formula in float64 for every option, both styles, partial rotation and ragged heads") {
   for (const RopeStyle style : {RopeStyle::half, RopeStyle::interleaved}) {
     const Layer<float> l({70, 9}, 2, 18, 12, style);
-    std::vector<Expected> options(7);
+    std::vector<score::Expected> options(7);
     options[1].covariance = false;
     options[2].value_norm = false;
     options[3].epsilon = 0.05f;
@@ -132,7 +133,7 @@ TEST_CASE("expected equals its formula in float64 for every option, both styles,
     options[5].future = 1;
     options[6].sinks = 9;
     std::vector<std::vector<float>> all;
-    for (const Expected& s : options) {
+    for (const score::Expected& s : options) {
       const auto got = l.scores(s);
       for (index_t h = 0; h < 2; ++h) {
         const auto want = l.expected(s, h);
@@ -150,7 +151,7 @@ TEST_CASE("expected equals its formula in float64 for every option, both styles,
 
 TEST_CASE("expected: protect=score raises the sinks above the layer's largest score") {
   const Layer<float> l({20, 20}, 1, 8, 8);
-  Expected s;
+  score::Expected s;
   s.sinks = 4;
   const auto plain = l.scores(s);
   s.protect = ProtectShare::score;
@@ -165,30 +166,30 @@ TEST_CASE("expected: protect=score raises the sinks above the layer's largest sc
 
 TEST_CASE("expected is the same for any thread count, and half precision is widened exactly") {
   const Layer<float> l({40, 33, 7}, 3, 16, 16);
-  CHECK(l.scores(Expected{}, 3) == l.scores(Expected{}));
+  CHECK(l.scores(score::Expected{}, 3) == l.scores(score::Expected{}));
   const Layer<bf16_t> half({40}, 2, 16, 16);
-  const auto got = half.scores(Expected{});
-  const auto want = half.expected(Expected{}, 0);
+  const auto got = half.scores(score::Expected{});
+  const auto want = half.expected(score::Expected{}, 0);
   for (std::size_t j = 0; j < want.size(); ++j) CHECK(got[j] == doctest::Approx(want[j]).epsilon(1e-5));
 }
 
 TEST_CASE("expected: a head without rows and a head of one row are legal") {
   const Layer<float> l({0, 1, 5}, 1, 8, 8);
-  const auto got = l.scores(Expected{});
+  const auto got = l.scores(score::Expected{});
   CHECK(got[0] == -5.f);
   CHECK(got[5] > 0);
 }
 
 TEST_CASE("expected says which input is missing or does not fit") {
   Layer<float> l({5}, 1, 8, 8);
-  Expected s;
+  score::Expected s;
   s.future = 0;
   CHECK_THROWS_AS(l.scores(s), std::invalid_argument);
   l.layer.q_cov.clear();
-  CHECK_THROWS_WITH_AS(l.scores(Expected{}),
+  CHECK_THROWS_WITH_AS(l.scores(score::Expected{}),
                        "expected: layer 0 has no query statistics (q_mean, q_cov); this scorer needs it",
                        std::invalid_argument);
   Layer<float> narrow({5}, 1, 8, 8);
   narrow.layer.view.rope.rotary_dim = 6;
-  CHECK_THROWS_AS(narrow.scores(Expected{}), std::invalid_argument);
+  CHECK_THROWS_AS(narrow.scores(score::Expected{}), std::invalid_argument);
 }

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/rows.hpp"
-#include "kvevict/core/specification.hpp"
 
 namespace {
 using namespace kvevict;

@@ -1,4 +1,4 @@
-#include "kvevict/score/row_math.hpp"
+#include "kvevict/score/detail/row_math.hpp"
 
 #include <doctest/doctest.h>
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/protect.hpp"
-#include "kvevict/core/specification.hpp"
 #include "kvevict/select/block_topk.hpp"
 #include "kvevict/select/score_threshold.hpp"
 
