@@ -29,8 +29,7 @@ class Metadata {
 
   // format and version must be these.
   void require_format(std::string_view format, std::string_view version) const {
-    if (joined_text("format") != format)
-      fail("format", "'" + joined_text("format") + "'; '" + std::string(format) + "' is required");
+    if (text("format") != format) fail("format", "'" + text("format") + "'; '" + std::string(format) + "' is required");
     if (text("version") != version)
       fail("version", "'" + text("version") + "'; this reader knows version " + std::string(version));
   }
