@@ -99,7 +99,7 @@ void add_plan(const std::string& name, P policy, index_t tokens) {
               std::vector<float> scores(static_cast<std::size_t>(heads) * static_cast<std::size_t>(tokens));
               for (auto _ : state)
                 for (const auto& o : run.observations()) {
-                  policy.scorer.score(host_exec{}, o, Matrix<float>{scores.data(), heads, tokens, tokens});
+                  score_on(host_exec{}, policy.scorer, o, Matrix<float>{scores.data(), heads, tokens, tokens});
                   benchmark::DoNotOptimize(scores.data());
                 }
             }});

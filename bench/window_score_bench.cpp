@@ -232,7 +232,8 @@ void add_ours(const std::string& operation, const Point& point, score::SnapKV sc
         const ObservedLayer<T> layer = data.observed(data.*keys, data.*queries);
         LayerObservation<T> o = layer.observation();
         if (with_lse) o.extras.lse = data.lse;
-        scorer.score(host_exec{threads, &data.arena}, o, {data.out.data(), point.heads, point.tokens, point.tokens});
+        score_on(host_exec{threads, &data.arena}, scorer, o,
+                 {data.out.data(), point.heads, point.tokens, point.tokens});
       },
       tolerance);
 }

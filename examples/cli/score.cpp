@@ -27,7 +27,7 @@ void score(const Common& common, const ScoreOptions& options) {
       check_inputs(policy.scorer.specification(), policy.scorer.needs, policy.scorer.window_rows(), o);
       auto& out = layers.emplace_back(static_cast<std::size_t>(heads) * static_cast<std::size_t>(tokens));
       const Matrix<float> matrix{out.data(), heads, tokens, tokens};
-      policy.scorer.score(common.exec(), o, matrix);
+      score_on(common.exec(), policy.scorer, o, matrix);
       for (index_t h = 0; h < heads; ++h)
         for (index_t t = 0; t < tokens; ++t)
           if (std::isnan(matrix.at(h, t)))

@@ -25,7 +25,9 @@ struct ValueNorm {
 
   // out: [kv_heads][most tokens of a head].
   template <kvevict::CacheElement T>
-  void score(const kvevict::host_exec& exec, const kvevict::LayerObservation<T>& o, kvevict::Matrix<float> out) const {
+  friend void score_on(const kvevict::host_exec& exec, const ValueNorm& scorer, const kvevict::LayerObservation<T>& o,
+                       kvevict::Matrix<float> out) {
+    const int norm = scorer.norm;
     if (norm != 1 && norm != 2) kvevict::fail_argument("value-norm: norm=", norm, "; 1 or 2 is required");
     kvevict::parallel_for(exec, o.shape.kv_heads, [&](std::int64_t head) {
       const auto& values = o.values[static_cast<std::size_t>(head)];

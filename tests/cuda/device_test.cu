@@ -169,7 +169,7 @@ void compare_scores(const Model<T>& model, const Scorer& scorer, float tolerance
   const LayerObservation<T> on_host = host.observation(), on_device = device.observation();
   const index_t rows = score_heads(scorer, model.shape()), width = on_host.most_tokens();
   std::vector<float> want(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width), -7.f);
-  scorer.score(host_exec{4, nullptr}, on_host, Matrix<float>{want.data(), rows, width, width});
+  score_on(host_exec{4, nullptr}, scorer, on_host, Matrix<float>{want.data(), rows, width, width});
   DeviceArray<float> got = up(std::vector<float>(want.size(), -7.f));
   score_on(gpu, scorer, on_device, Matrix<float>{got.data(), rows, width, width});
   expect_close(cuda::downloaded(gpu, got.data(), got.size()), want, tolerance, what);

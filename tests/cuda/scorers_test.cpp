@@ -161,7 +161,7 @@ template <class T, class Scorer>
 std::vector<float> on_host(const Layer<T>& layer, const Scorer& scorer, index_t width) {
   const auto heads = static_cast<index_t>(layer.owner.keys.size());
   std::vector<float> out(static_cast<std::size_t>(heads * width), -5.f);
-  scorer.score(host_exec{}, layer.owner.observation(), Matrix<float>{out.data(), heads, width, width});
+  score_on(host_exec{}, scorer, layer.owner.observation(), Matrix<float>{out.data(), heads, width, width});
   return out;
 }
 

@@ -134,7 +134,7 @@ template <class T>
 std::vector<float> on_host(const Layer<T>& layer, const score::SnapKV& scorer, index_t width) {
   const index_t rows = scorer.score_heads(layer.shape);
   std::vector<float> out(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width), -77.f);
-  scorer.score(host_exec{}, layer.owner.observation(), Matrix<float>{out.data(), rows, width, width});
+  score_on(host_exec{}, scorer, layer.owner.observation(), Matrix<float>{out.data(), rows, width, width});
   return out;
 }
 

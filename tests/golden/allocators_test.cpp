@@ -130,7 +130,7 @@ struct AdaLayer {
     const Matrix<float> matrix{scores.data(), heads, t, t};
     if (stored)
       for (index_t h = 0; h < heads; ++h) std::copy_n(stored->row(h), stored->cols, matrix.row(h));
-    else scorer.score(host_exec{2}, set.observe(scorer.window).observation(), matrix);
+    else score_on(host_exec{2}, scorer, set.observe(scorer.window).observation(), matrix);
     view = {0, matrix, tokens, scorer.protection(), true};
   }
 

@@ -64,7 +64,7 @@ TEST_CASE("expected equals kvpress' ExpectedAttention, scores and kept sets, wit
       if (wanted->id.ends_with("novnorm")) scorer.value_norm = false;
       std::vector<float> got(static_cast<std::size_t>(heads * set.tokens));
       const Matrix<float> matrix{got.data(), heads, set.tokens, set.tokens};
-      scorer.score(host_exec{2}, layer.observation(), matrix);
+      score_on(host_exec{2}, scorer, layer.observation(), matrix);
       CHECK(golden::score_mismatch(matrix, wanted->score, [](index_t, index_t c) { return c < 4; }) == "");
       for (const auto& [tag, kept] : wanted->kept)
         CHECK(golden::kept_mismatch(

@@ -30,7 +30,7 @@ Scored run(const S& scorer, const golden::Set& set) {
   out.values.assign(static_cast<std::size_t>(heads * set.tokens), -7.f);
   const auto layer = set.observe(set.tokens);
   const Matrix<float> matrix{out.values.data(), heads, set.tokens, set.tokens};
-  scorer.score(host_exec{2}, layer.observation(), matrix);
+  score_on(host_exec{2}, scorer, layer.observation(), matrix);
   out.matrix = matrix;
   return out;
 }

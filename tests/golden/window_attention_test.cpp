@@ -65,7 +65,7 @@ TEST_CASE("golden: window attention gives the stored scores and kept sets, in on
       const bool by_score = scorer.protect == ProtectShare::score;
       for (const std::int64_t limit : {0, 1}) {
         scorer.scratch_limit = limit;
-        scorer.score(host_exec{}, layer.observation(), out);
+        score_on(host_exec{}, scorer, layer.observation(), out);
         CHECK(golden::score_mismatch(out, c.score, [&](index_t, index_t column) {
                 return by_score && column >= set.tokens - scorer.window;
               }) == "");

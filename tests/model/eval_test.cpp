@@ -88,8 +88,8 @@ TEST_CASE("kept sets agree with the reference up to scores within 1e-4 of the cu
       std::vector<float> scores(3 * 512);
       int swapped = 0, wrong = 0;
       for (index_t l = 0; l < 30; ++l) {
-        policy.scorer.score(exec, prefill.observations()[static_cast<std::size_t>(l)],
-                            Matrix<float>{scores.data(), 3, 512, 512});
+        score_on(exec, policy.scorer, prefill.observations()[static_cast<std::size_t>(l)],
+                 Matrix<float>{scores.data(), 3, 512, 512});
         for (index_t h = 0; h < 3; ++h) {
           const auto ours = plan.head(l, h);
           const float* s = scores.data() + std::int64_t{h} * 512;

@@ -77,7 +77,7 @@ TEST_CASE("token scores of the stored weights agree to 1e-3 of the largest") {
   std::vector<float> scores(3 * 512);
   double worst = 0;
   for (const auto& o : prefill.observations()) {
-    scorer.score(exec, o, {scores.data(), 3, 512, 512});
+    score_on(exec, scorer, o, {scores.data(), 3, 512, 512});
     for (std::size_t i = 0; i < scores.size(); ++i)
       worst = std::max(
           worst,

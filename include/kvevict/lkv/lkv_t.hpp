@@ -83,8 +83,8 @@ struct LkvT {
   Protect protection() const noexcept { return {}; }
 
   template <class T>
-  void score(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
-    const LkvCheckpoint& checkpoint = file.checkpoint(name);
+  friend void score_on(const host_exec& exec, const LkvT& s, const LayerObservation<T>& o, Matrix<float> out) {
+    const LkvCheckpoint& checkpoint = s.file.checkpoint(name);
     checkpoint.check_fits(name, o.shape);
     const TokenInput input = checkpoint.sizes().input;
     if (input.key_frame == KeyFrame::pre_rope) {

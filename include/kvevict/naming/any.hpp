@@ -32,8 +32,9 @@ class AnyScorer {
   index_t score_heads(const CacheShape& shape) const { return self_->score_heads(shape); }
   std::string specification() const { return self_->specification(); }
   template <CacheElement T>
-  void score(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
-    self_->score(exec, o, out);
+  friend void score_on(const host_exec& exec, const AnyScorer& scorer, const LayerObservation<T>& o,
+                       Matrix<float> out) {
+    scorer.self_->score(exec, o, out);
   }
 
  private:
@@ -55,13 +56,13 @@ class AnyScorer {
     index_t score_heads(const CacheShape& shape) const override { return kvevict::score_heads(scorer, shape); }
     std::string specification() const override { return kvevict::specification(scorer); }
     void score(const host_exec& e, const LayerObservation<float>& o, Matrix<float> m) const override {
-      scorer.score(e, o, m);
+      score_on(e, scorer, o, m);
     }
     void score(const host_exec& e, const LayerObservation<fp16_t>& o, Matrix<float> m) const override {
-      scorer.score(e, o, m);
+      score_on(e, scorer, o, m);
     }
     void score(const host_exec& e, const LayerObservation<bf16_t>& o, Matrix<float> m) const override {
-      scorer.score(e, o, m);
+      score_on(e, scorer, o, m);
     }
     S scorer;
   };

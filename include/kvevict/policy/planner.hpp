@@ -223,7 +223,7 @@ class LayerPlanner {
     check_inputs(plan_.specification, scorer_.needs, scorer_.window_rows(), o);
     const index_t width = o.most_tokens();
     std::vector<float> scores(static_cast<std::size_t>(shape_.kv_heads) * static_cast<std::size_t>(width));
-    scorer_.score(exec, o, Matrix<float>{scores.data(), shape_.kv_heads, width, width});
+    score_on(exec, scorer_, o, Matrix<float>{scores.data(), shape_.kv_heads, width, width});
     return scores;
   }
 

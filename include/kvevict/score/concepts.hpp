@@ -32,7 +32,8 @@ constexpr bool includes_need(Needs set, Needs one) noexcept {
   return (static_cast<unsigned>(set) & static_cast<unsigned>(one)) != 0;
 }
 
-// score(exec, observation, out): out is [score heads][most tokens of a head]; columns past a head's tokens are left
+// score_on(exec, scorer, observation, out), found by argument-dependent lookup, so that each backend says itself which
+// scorers it has: out is [score heads][most tokens of a head]; columns past a head's tokens are left
 // alone; columns that the scorer does not score (its window) get -inf. Optional members:
 //   static constexpr bool heads_comparable   scores of different heads may be compared as they are (default false)
 //   index_t score_heads(CacheShape) const    rows of `out` where they are not the KV heads (group=none: q_heads)
@@ -42,7 +43,7 @@ concept TokenScorer = std::copyable<S> &&
   { s.needs } -> std::convertible_to<Needs>;
   { s.window_rows() } -> std::same_as<index_t>;  // 0: looks with no window
   { s.protection() } -> std::same_as<Protect>;
-  { s.score(exec, o, out) } -> std::same_as<void>;
+  { score_on(exec, s, o, out) } -> std::same_as<void>;
 };
 
 template <class S>

@@ -54,7 +54,13 @@ struct Expected {
 
   // out: [kv_heads][most tokens of a head].
   template <CacheElement T>
-  void score(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
+  friend void score_on(const host_exec& exec, const Expected& s, const LayerObservation<T>& o, Matrix<float> out) {
+    s.score_layer(exec, o, out);
+  }
+
+ private:
+  template <class T>
+  void score_layer(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
     detail::check_scoring(name, needs, sinks, o, out);
     check_statistics(o);
     const Sizes sizes(o.shape);
@@ -68,7 +74,6 @@ struct Expected {
     detail::raise_sinks(protect, sinks, o, out);
   }
 
- private:
   static constexpr index_t block = 64;  // key rows that are widened at once
   static constexpr index_t tile = 4;    // of them that share a load of the covariance; logits() names them
   static constexpr index_t lanes = 16;  // columns of the covariance that stay in registers

@@ -37,7 +37,13 @@ struct KeyDiff {
 
   // out: [kv_heads][most tokens of a head].
   template <CacheElement T>
-  void score(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
+  friend void score_on(const host_exec& exec, const KeyDiff& s, const LayerObservation<T>& o, Matrix<float> out) {
+    s.score_layer(exec, o, out);
+  }
+
+ private:
+  template <class T>
+  void score_layer(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
     detail::check_scoring(name, needs, sinks, o, out);
     const auto dim = static_cast<std::size_t>(o.shape.head_dim_k);
     parallel_for(
@@ -49,7 +55,6 @@ struct KeyDiff {
     detail::raise_sinks(protect, sinks, o, out);
   }
 
- private:
   // sum, anchor, buffer: [cols]; out: [rows], which holds the norms between the two passes.
   template <class T>
   static void score_head(const Rows<const T>& keys, double* sum, float* anchor, float* buffer, float* out) {

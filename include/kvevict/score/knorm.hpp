@@ -35,7 +35,13 @@ struct KNorm {
 
   // out: [kv_heads][most tokens of a head].
   template <CacheElement T>
-  void score(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
+  friend void score_on(const host_exec& exec, const KNorm& s, const LayerObservation<T>& o, Matrix<float> out) {
+    s.score_layer(exec, o, out);
+  }
+
+ private:
+  template <class T>
+  void score_layer(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
     detail::check_scoring(name, needs, sinks, o, out);
     const auto buffer = static_cast<std::size_t>(o.shape.head_dim_k) * sizeof(float);
     parallel_for(exec, out.rows, buffer, [&](std::int64_t h, std::span<std::byte> scratch) {

@@ -40,7 +40,13 @@ struct Oracle {
 
   // out: [kv_heads][most tokens of a head].
   template <CacheElement T>
-  void score(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
+  friend void score_on(const host_exec& exec, const Oracle& s, const LayerObservation<T>& o, Matrix<float> out) {
+    s.score_layer(exec, o, out);
+  }
+
+ private:
+  template <class T>
+  void score_layer(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
     detail::check_scoring(name, needs, sinks, o, out);
     if (std::ssize(o.extras.future_queries) != o.shape.q_heads)
       fail_argument(name, ": layer ", o.layer, " has continuation queries of ", o.extras.future_queries.size(),
@@ -56,7 +62,6 @@ struct Oracle {
     detail::raise_sinks(protect, sinks, o, out);
   }
 
- private:
   template <class T>
   static void score_head(const LayerObservation<T>& o, index_t head, double* mass, double* logits, float* floats,
                          float* out) {

@@ -29,7 +29,13 @@ struct Position {
 
   // out: [kv_heads][most tokens of a head].
   template <CacheElement T>
-  void score(const host_exec&, const LayerObservation<T>& o, Matrix<float> out) const {
+  friend void score_on(const host_exec&, const Position& s, const LayerObservation<T>& o, Matrix<float> out) {
+    s.score_layer(o, out);
+  }
+
+ private:
+  template <class T>
+  void score_layer(const LayerObservation<T>& o, Matrix<float> out) const {
     detail::check_scoring(name, needs, sinks, o, out);
     for (index_t h = 0; h < out.rows; ++h)
       for (index_t j = 0; j < o.tokens(h); ++j) out.at(h, j) = static_cast<float>(j);

@@ -40,7 +40,13 @@ struct Random {
 
   // out: [kv_heads][most tokens of a head].
   template <CacheElement T>
-  void score(const host_exec&, const LayerObservation<T>& o, Matrix<float> out) const {
+  friend void score_on(const host_exec&, const Random& s, const LayerObservation<T>& o, Matrix<float> out) {
+    s.score_layer(o, out);
+  }
+
+ private:
+  template <class T>
+  void score_layer(const LayerObservation<T>& o, Matrix<float> out) const {
     detail::check_scoring(name, needs, sinks, o, out);
     for (index_t h = 0; h < out.rows; ++h) {
       const std::uint64_t at = static_cast<std::uint64_t>(o.layer) << 40 ^ static_cast<std::uint64_t>(h) << 32;

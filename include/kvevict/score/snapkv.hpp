@@ -84,7 +84,7 @@ struct SnapKV {
     check_pooling(pool);
   }
 
-  // Working memory of score() for heads of at most `tokens` rows, to size an Arena beforehand. with_lse: the
+  // Working memory of score_on() for heads of at most `tokens` rows, to size an Arena beforehand. with_lse: the
   // observation carries extras.lse.
   std::size_t scratch_bytes(const CacheShape& shape, index_t tokens, int threads = 1, bool with_lse = false) const {
     const auto stride = [](std::size_t bytes) {
@@ -99,7 +99,13 @@ struct SnapKV {
   // Throws std::invalid_argument for inputs that are missing or do not fit, std::domain_error for a NaN score.
   // O(q_heads * window * tokens * head_dim_k).
   template <CacheElement T>
-  void score(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
+  friend void score_on(const host_exec& exec, const SnapKV& s, const LayerObservation<T>& o, Matrix<float> out) {
+    s.score_layer(exec, o, out);
+  }
+
+ private:
+  template <class T>
+  void score_layer(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
     check();
     check_inputs(name, needs, window, o);
     check_layout(o, out);
@@ -113,7 +119,6 @@ struct SnapKV {
     fill_unscored(o, out);
   }
 
- private:
   // Sums of query heads are taken while scores are added up: one row of sums per KV head instead of one per query head.
   bool one_sum() const noexcept { return is_linear(group) && (pool.linear() || order == PoolOrder::group_then_pool); }
   index_t past(index_t tokens) const noexcept { return tokens == 0 ? 0 : tokens - window_rows_used(window, tokens); }

@@ -93,7 +93,7 @@ std::vector<Row> scores_of(const score::SnapKV& scorer, Layer<T>& layer, host_ex
   const index_t cols = o.most_tokens();
   std::vector<float> flat(static_cast<std::size_t>(scorer.score_heads(layer.shape)) * static_cast<std::size_t>(cols),
                           -7.f);
-  scorer.score(exec, o, {flat.data(), scorer.score_heads(layer.shape), cols, cols});
+  score_on(exec, scorer, o, {flat.data(), scorer.score_heads(layer.shape), cols, cols});
   std::vector<Row> out;
   for (auto at = flat.begin(); at != flat.end(); at += cols) out.emplace_back(at, at + cols);
   return out;
@@ -456,7 +456,7 @@ TEST_CASE("strided, transposed and blocked rows score as dense ones do") {
     layer.observation();
     layer.observed.keys[0] = keys;
     Row out(tokens);
-    s.score(host_exec{}, layer.observed.observation(), {out.data(), 1, tokens, tokens});
+    score_on(host_exec{}, s, layer.observed.observation(), {out.data(), 1, tokens, tokens});
     return out;
   };
   constexpr float far = std::numeric_limits<float>::quiet_NaN();  // must never be read
@@ -544,10 +544,10 @@ TEST_CASE("illegal parameters and outputs are refused") {
   s.scratch_limit = -5;
   refused(s, "scratch_limit=-5");
   Row out(16);
-  CHECK_THROWS_WITH_AS(plain(4, GroupReduction::none).score(host_exec{}, layer.observation(), {out.data(), 1, 16, 16}),
-                       doctest::Contains("scores [1][16] asked of layer 5; [2][16] is required"),
-                       std::invalid_argument);
-  CHECK_THROWS_AS(plain(4).score(host_exec{}, layer.observation(), {out.data(), 1, 15, 15}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      score_on(host_exec{}, plain(4, GroupReduction::none), layer.observation(), {out.data(), 1, 16, 16}),
+      doctest::Contains("scores [1][16] asked of layer 5; [2][16] is required"), std::invalid_argument);
+  CHECK_THROWS_AS(score_on(host_exec{}, plain(4), layer.observation(), {out.data(), 1, 15, 15}), std::invalid_argument);
 }
 
 TEST_CASE("U1, U3: one row of scores per KV head; per query head only where group=none says so") {

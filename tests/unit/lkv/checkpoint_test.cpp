@@ -130,8 +130,8 @@ double plain_score(const Weights& w, const Layer<T>& x, index_t head, index_t to
 template <class T>
 std::vector<float> scored(const std::string& path, const Layer<T>& x, int threads = 1) {
   std::vector<float> out(static_cast<std::size_t>(3 * x.tokens[0]), -77.f);
-  score::LkvT{LkvFile(path)}.score(host_exec{threads}, x.observed.observation(),
-                                   {out.data(), 3, x.tokens[0], x.tokens[0]});
+  score_on(host_exec{threads}, score::LkvT{LkvFile(path)}, x.observed.observation(),
+           {out.data(), 3, x.tokens[0], x.tokens[0]});
   return out;
 }
 

@@ -65,7 +65,7 @@ struct Layer {
     const auto o = layer.observation();
     const index_t width = o.most_tokens();
     std::vector<float> out(static_cast<std::size_t>(o.shape.kv_heads * width), -5.f);
-    scorer.score(host_exec{threads}, o, Matrix<float>{out.data(), o.shape.kv_heads, width, width});
+    score_on(host_exec{threads}, scorer, o, Matrix<float>{out.data(), o.shape.kv_heads, width, width});
     return out;
   }
 

@@ -48,7 +48,7 @@ struct Keys {
     const auto o = layer.observation();
     const index_t heads = o.shape.kv_heads, width = o.most_tokens() + 1;
     std::vector<float> flat(static_cast<std::size_t>(heads * width), untouched);
-    scorer.score(host_exec{threads}, o, Matrix<float>{flat.data(), heads, width, width});
+    score_on(host_exec{threads}, scorer, o, Matrix<float>{flat.data(), heads, width, width});
     std::vector<std::vector<float>> out;
     for (index_t h = 0; h < heads; ++h) {
       const auto first = flat.begin() + std::ptrdiff_t{h} * width;
@@ -181,9 +181,10 @@ TEST_CASE("simple scorers refuse a call that does not fit, naming themselves") {
   const Keys<float> keys({{1, 2, 3}}, 1);
   std::vector<float> out(3);
   const auto o = keys.layer.observation();
-  CHECK_THROWS_WITH_AS(score::KNorm{}.score(host_exec{}, o, Matrix<float>{out.data(), 1, 2, 2}),
+  CHECK_THROWS_WITH_AS(score_on(host_exec{}, score::KNorm{}, o, Matrix<float>{out.data(), 1, 2, 2}),
                        "knorm: scores [1][2] asked of layer 0; [1][3] is required", std::invalid_argument);
-  CHECK_THROWS_AS(score::Position{-1}.score(host_exec{}, o, Matrix<float>{out.data(), 1, 3, 3}), std::invalid_argument);
+  CHECK_THROWS_AS(score_on(host_exec{}, score::Position{-1}, o, Matrix<float>{out.data(), 1, 3, 3}),
+                  std::invalid_argument);
   Keys<float> lacking({{1, 2, 3}}, 1);
   lacking.layer.positions.clear();
   CHECK_THROWS_AS(lacking.scores(score::Random{}), std::invalid_argument);

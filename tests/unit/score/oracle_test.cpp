@@ -38,7 +38,7 @@ struct Recorded {
     const auto o = layer.observation();
     const index_t width = o.most_tokens();
     std::vector<float> out(static_cast<std::size_t>(o.shape.kv_heads * width), -1.f);
-    score::Oracle{}.score(host_exec{threads}, o, Matrix<float>{out.data(), o.shape.kv_heads, width, width});
+    score_on(host_exec{threads}, score::Oracle{}, o, Matrix<float>{out.data(), o.shape.kv_heads, width, width});
     return out;
   }
 };
@@ -84,7 +84,7 @@ TEST_CASE("oracle without continuation queries is an error that says where they 
   layer.view.shape.q_heads = 1;
   float out[2];
   CHECK_THROWS_WITH_AS(
-      score::Oracle{}.score(host_exec{}, layer.observation(), Matrix<float>{out, 1, 2, 2}),
+      score_on(host_exec{}, score::Oracle{}, layer.observation(), Matrix<float>{out, 1, 2, 2}),
       "oracle: layer 0 has no continuation queries (only recorded dumps have them); this scorer needs it",
       std::invalid_argument);
 }
