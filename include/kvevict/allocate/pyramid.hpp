@@ -26,7 +26,9 @@ constexpr auto words_of(PyramidRounding) noexcept {
 namespace allocate {
 
 // Static. t is the tokens of the shortest head that holds any. Where all layers come out equal, where the shape is
-// replaced or keeps more than was granted, and where a head is shorter than its share, the audit says so. O(heads).
+// replaced or keeps more than was granted, and where a head is shorter than its share, the audit says so.
+// exact=true uses up the budget: what the pyramid leaves over (m is a floor, and heads may be short) goes to the heads
+// in proportion to the pyramid, by largest remainder (ties: lower layer, lower head). O(heads).
 struct Pyramid {
   static constexpr std::string_view name = "pyramid";
   static constexpr index_t minimum_rows = 1;
@@ -34,12 +36,14 @@ struct Pyramid {
   index_t beta = 20;  // first layer : last layer is about 2 beta - 1 : 1
   PyramidRounding rounding = PyramidRounding::exact;
   index_t window = 32;  // rows that `reference` adds on top, and below which `kvpress` falls back; not used by `exact`
+  bool exact = false;   // use up the whole budget; goes with rounding=exact only
 
   template <class Self, class Visit>
   static void parameters(Self& self, Visit&& visit) {
     visit("beta", self.beta);
     visit("rounding", self.rounding);
     visit("window", self.window);
+    visit("exact", self.exact);
   }
 
   // out: [layers][kv_heads]; tokens: [layers * kv_heads].
@@ -47,6 +51,8 @@ struct Pyramid {
                 Matrix<index_t> out, Audit& audit) const {
     if (beta < 1) fail_argument("pyramid: beta ", beta, "; 1 or more is required");
     if (window < 0) fail_argument("pyramid: a window of ", window, " rows; 0 or more is required");
+    if (exact && rounding != PyramidRounding::exact)
+      fail_argument("pyramid: rounding=", word_of(rounding), " has a sum of its own; leave exact=true out");
     index_t shortest = std::numeric_limits<index_t>::max();
     for (const index_t t : tokens)
       if (t > 0) shortest = std::min(shortest, t);
@@ -69,6 +75,7 @@ struct Pyramid {
         audit.add("pyramid: degenerated to uniform, ", layers[0], " rows in every layer");
     }
     std::int64_t kept = 0, shorter = 0;
+    std::vector<std::int64_t> shares, room;  // [layers * kv_heads]
     for (index_t l = 0; l < shape.layers; ++l)
       for (index_t h = 0; h < shape.kv_heads; ++h) {
         const std::int64_t held = tokens[static_cast<std::size_t>(shape.at(l, h))];
@@ -76,7 +83,16 @@ struct Pyramid {
         shorter += rows < layers[static_cast<std::size_t>(l)];
         out.at(l, h) = static_cast<index_t>(rows);
         kept += rows;
+        shares.push_back(layers[static_cast<std::size_t>(l)]);
+        room.push_back(held - rows);
       }
+    if (exact && kept < budget.rows) {
+      const std::vector<std::int64_t> more = largest_remainder(shares, budget.rows - kept, room);
+      for (index_t l = 0; l < shape.layers; ++l)
+        for (index_t h = 0; h < shape.kv_heads; ++h)
+          out.at(l, h) += static_cast<index_t>(more[static_cast<std::size_t>(shape.at(l, h))]);
+      kept = budget.rows;
+    }
     if (budget.rows < budget.full && shorter > 0)
       audit.add("pyramid: ", shorter, " heads hold fewer rows than their layer's share and keep all they have");
     if (kept > budget.rows)

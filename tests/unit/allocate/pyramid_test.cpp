@@ -135,3 +135,20 @@ TEST_CASE("pyramid refuses parameters that make no shape") {
   CHECK_THROWS_AS(run({0}, 2, V(2, 50), Budget::rows(10)), std::invalid_argument);
   CHECK_THROWS_AS(run({20, PyramidRounding::exact, -1}, 2, V(2, 50), Budget::rows(10)), std::invalid_argument);
 }
+
+TEST_CASE("pyramid: exact=true hands out the whole budget, in proportion, whatever the lengths of the heads") {
+  const allocate::Pyramid exact{.exact = true};
+  // 0.152 of 8000 rows is 1216 = 8 * 152: nothing is left over.
+  CHECK(run(exact, 4, V(8, 1000), Budget::retain(0.152)).rows == run({}, 4, V(8, 1000), Budget::retain(0.152)).rows);
+  const auto more = run(exact, 4, V(8, 1000), Budget::bytes(323 * 16)),
+             plain = run({}, 4, V(8, 1000), Budget::bytes(323 * 16));
+  CHECK(plain.rows == V{78, 78, 53, 53, 27, 27, 2, 2});
+  CHECK(plain.sum() == 320);
+  // 3 rows over 78 78 53 53 27 27 2 2 of 320: 0.731 0.731 0.497 0.497 0.253 0.253 0.019 0.019.
+  CHECK(more.rows == V{79, 79, 54, 53, 27, 27, 2, 2});
+  const auto ragged = run(exact, 2, {100, 3, 50, 70}, Budget::rows(40));
+  CHECK(ragged.sum() == 160);
+  CHECK(ragged.rows[1] == 3);
+  CHECK_THROWS_AS(run({.rounding = PyramidRounding::reference, .exact = true}, 4, V(8, 1000), Budget::rows(64)),
+                  std::invalid_argument);
+}
