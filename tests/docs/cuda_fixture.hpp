@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "kvevict/cache/ragged.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/cuda/cache.cuh"
 #include "kvevict/observe/observation.hpp"
@@ -11,6 +12,7 @@ struct Fixture {
   kvevict::CacheShape shape{2, 2, 4, 64, 64};
   std::vector<kvevict::index_t> tokens = std::vector<kvevict::index_t>(4, 100);
   kvevict::cuda_exec device{nullptr};
-  kvevict::CudaRaggedCache<kvevict::fp16_t> cache{device, shape};
+  kvevict::RaggedCache<kvevict::fp16_t> host{shape};
+  kvevict::CudaRaggedCache<kvevict::fp16_t> cache{device, host};
   kvevict::LayerObservation<kvevict::fp16_t> observation_of(int) { return {}; }
 };
