@@ -1,10 +1,13 @@
 // What a recording says about itself: the metadata and the shared tensors of a `kvevict-dump` (docs/file-formats.md).
 #pragma once
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvevict/core/error.hpp"
@@ -81,10 +84,22 @@ inline std::string dump_info_problem(const DumpInfo& d) {
   return "";
 }
 
+// Metadata of a dump, all of it. `dtype` and `description` only inform; everything else changes what is computed, and
+// so would a field that is not known here, such as a soft cap of the logits or a sliding window.
+inline constexpr std::array<std::string_view, 16> dump_metadata{
+    "format",     "version",    "model",  "n_layers",      "n_q_heads",     "n_kv_heads", "head_dim",
+    "prompt_len", "rope_style", "layers", "softmax_scale", "q_stats_first", "rope_theta", "rope_attention_factor",
+    "dtype",      "description"};
+
 // Reads and validates the shared fields. Throws format_error that names file and field.
 inline DumpInfo read_dump_info(const Safetensors& file) {
   const Metadata meta(file);
   meta.require_format("kvevict-dump", "1");
+  for (const auto& [key, value] : file.metadata())
+    if (std::find(dump_metadata.begin(), dump_metadata.end(), key) == dump_metadata.end())
+      meta.fail(key,
+                "is unknown in a kvevict-dump of version 1; what it says would be ignored, and results could be "
+                "wrong. A remark belongs into 'description'");
   DumpInfo d;
   d.model = meta.text("model");
   d.description = meta.text_or("description", "");
@@ -94,8 +109,8 @@ inline DumpInfo read_dump_info(const Safetensors& file) {
   d.shape.head_dim_k = d.shape.head_dim_v = meta.count("head_dim", 1);
   d.prompt_len = meta.count("prompt_len", 1);
   d.softmax_scale = static_cast<float>(meta.positive("softmax_scale"));
-  if (!parse_value(meta.text("rope_style"), d.rope_style))
-    meta.fail("rope_style", "'" + meta.text("rope_style") + "'; half or interleaved is required");
+  if (const std::string style = meta.text_or("rope_style", ""); !parse_value(style, d.rope_style))
+    meta.fail("rope_style", (style.empty() ? "is missing" : "'" + style + "'") + "; half or interleaved is required");
   if (meta.contains("rope_attention_factor"))
     d.rope_attention_factor = static_cast<float>(meta.positive("rope_attention_factor"));
   d.q_stats_first = meta.count_or("q_stats_first", 0, 0);

@@ -22,6 +22,7 @@
 #include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/safetensors.hpp"
+#include "kvevict/io/shipped.hpp"
 #include "kvevict/lkv/head_net.hpp"
 #include "kvevict/lkv/token_net.hpp"
 
@@ -228,19 +229,23 @@ inline void write_lkv_checkpoint(const std::filesystem::path& path, const LkvSiz
   out.write(path);
 }
 
-// The parameter `file` of both LKV parts: a path, and the checkpoint behind it, read at first use and shared by all
-// copies. Safe to use from several threads.
+// The parameter `file` of both LKV parts: a path or `shipped:NAME`, and the checkpoint behind it, read at first use and
+// shared by all copies. Safe to use from several threads.
 class LkvFile {
  public:
   LkvFile() = default;
-  explicit LkvFile(std::string path) : path_(std::move(path)), slot_(std::make_shared<Slot>()) {}
+  // data_folders: where shipped files lie, after $KVEVICT_DATA (io/shipped.hpp).
+  explicit LkvFile(std::string path, std::vector<std::filesystem::path> data_folders = {})
+      : path_(std::move(path)), folders_(std::move(data_folders)), slot_(std::make_shared<Slot>()) {}
 
-  const std::string& path() const noexcept { return path_; }
-  // Throws std::invalid_argument naming `who` where no file was given, format_error where it cannot be read.
+  const std::string& path() const noexcept { return path_; }  // as given
+  // Throws std::invalid_argument naming `who` where no file was given, format_error where it cannot be found or read.
   const LkvCheckpoint& checkpoint(std::string_view who) const {
     if (path_.empty())
       fail_argument(who, ": no weights; file=\"PATH\" must name a checkpoint made by `kvevict train lkv`");
-    std::call_once(slot_->once, [this] { slot_->checkpoint = std::make_unique<const LkvCheckpoint>(path_); });
+    std::call_once(slot_->once, [this] {
+      slot_->checkpoint = std::make_unique<const LkvCheckpoint>(resolve_shipped(path_, folders_));
+    });
     return *slot_->checkpoint;
   }
 
@@ -248,7 +253,7 @@ class LkvFile {
   friend bool parse_value(std::string_view text, LkvFile& file) {
     std::string path;
     if (!kvevict::parse_value(text, path)) return false;
-    if (path != file.path_) file = LkvFile(path);
+    if (path != file.path_) file = LkvFile(path, file.folders_);
     return true;
   }
 
@@ -258,6 +263,7 @@ class LkvFile {
     std::unique_ptr<const LkvCheckpoint> checkpoint;
   };
   std::string path_;
+  std::vector<std::filesystem::path> folders_;
   std::shared_ptr<Slot> slot_;
 };
 

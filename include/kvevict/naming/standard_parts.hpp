@@ -1,6 +1,8 @@
 // The registry with everything this library holds. Includes every part, so it belongs into one translation unit.
 #pragma once
+#include <filesystem>
 #include <string>
+#include <vector>
 
 #include "kvevict/allocate/ada.hpp"
 #include "kvevict/allocate/full.hpp"
@@ -20,10 +22,11 @@
 
 namespace kvevict::inline KVEVICT_ABI {
 
-// Checkpoints that LKV parts take where none is named; empty: they must be named.
+// Checkpoints that LKV parts take where none is named, as paths or `shipped:NAME`; empty: they must be named.
 struct LkvDefaults {
-  std::string checkpoint;  // of `lkv`
-  std::string paper;       // of `lkv-paper`: the paper's plain form
+  std::string checkpoint;                           // of `lkv`
+  std::string paper;                                // of `lkv-paper`: the paper's plain form
+  std::vector<std::filesystem::path> data_folders;  // where shipped files lie, after $KVEVICT_DATA
 };
 
 // All allocators, scorers and published combinations.
@@ -34,7 +37,7 @@ inline Registry standard_registry(const LkvDefaults& lkv = {}) {
   r.add_allocator<allocate::Pyramid>();
   r.add_allocator<allocate::Global>();
   r.add_nesting_allocator<allocate::Ada>();
-  const LkvFile learned(lkv.checkpoint);  // both parts share what they read
+  const LkvFile learned(lkv.checkpoint, lkv.data_folders);  // both parts share what they read
   r.add_allocator(allocate::LkvH{.file = learned});
 
   r.add_scorer<score::SnapKV>();

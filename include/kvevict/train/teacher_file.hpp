@@ -2,15 +2,18 @@
 // neither a second training nor one that resumes runs the model over its contexts again, and none of it needs to fit in
 // memory. A file's name is a hash of everything that its contents depend on.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
@@ -24,17 +27,26 @@ namespace kvevict::inline KVEVICT_ABI {
 
 class TeacherFolder {
  public:
-  // An empty path: teachers stay in memory. The folder is made where it does not exist.
-  explicit TeacherFolder(std::filesystem::path folder = {}) : folder_(std::move(folder)) {
+  // An empty path: teachers stay in memory. The folder is made where it does not exist. note: told about files that
+  // were damaged and are made again.
+  explicit TeacherFolder(std::filesystem::path folder = {}, std::function<void(const std::string&)> note = {})
+      : folder_(std::move(folder)), note_(std::move(note)) {
     if (!folder_.empty()) std::filesystem::create_directories(folder_);
   }
 
-  // From the folder, or made and put there.
+  // From the folder, or made and put there; a file that cannot be read whole is made again.
   TeacherContext context(const host_exec& exec, LkvTeacher& teacher, const Tasks& tasks, index_t context,
                          index_t continuation) const {
     if (folder_.empty()) return teacher.context(exec, tasks, context, continuation);
     const auto path = folder_ / name(teacher, tasks, context, continuation);
-    if (!std::filesystem::exists(path)) write(path, teacher.context(exec, tasks, context, continuation));
+    if (std::filesystem::exists(path)) {
+      try {
+        return read(path);
+      } catch (const format_error& damaged) {
+        if (note_) note_(joined_text(damaged.what(), "; it is made again"));
+      }
+    }
+    write(path, teacher.context(exec, tasks, context, continuation));
     return read(path);
   }
 
@@ -92,8 +104,9 @@ class TeacherFolder {
     out.tokens = file.at("length").as<index_t>()[0];
     const auto tokens = file.at("tokens").as<index_t>(), offsets = file.at("offsets").as<index_t>(),
                first = file.at("first_scored").as<index_t>();
-    if (first.empty() || offsets.size() != first.size() + 1 || offsets.back() != std::ssize(tokens))
-      fail_format(file.name(), ": texts do not fit together; remove the file to have it made again");
+    if (first.empty() || offsets.size() != first.size() + 1 || offsets.front() != 0 ||
+        offsets.back() != std::ssize(tokens) || !std::is_sorted(offsets.begin(), offsets.end()))
+      fail_format(file.name(), ": texts do not fit together");
     for (std::size_t i = 0; i < first.size(); ++i) {
       TeacherText t;
       t.tokens.assign(tokens.begin() + offsets[i], tokens.begin() + offsets[i + 1]);
@@ -108,6 +121,7 @@ class TeacherFolder {
   }
 
   std::filesystem::path folder_;
+  std::function<void(const std::string&)> note_;
 };
 
 }  // namespace kvevict::inline KVEVICT_ABI
