@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -100,6 +101,20 @@ struct AnyParameter {
   void operator()(std::string_view, const V&) const {}
 };
 }  // namespace detail
+
+// Sets the parameter `key` of something that lists its parameters. False where it has none of this name. Throws
+// std::invalid_argument, naming `who` and the key, where the text is no value of it.
+template <class P>
+bool set_parameter(std::string_view who, P& part, std::string_view key, std::string_view value) {
+  bool known = false;
+  P::parameters(part, [&](std::string_view name, auto& member) {
+    if (name != key) return;
+    known = true;
+    if (!parse_value(value, member))
+      fail_argument(who, ": ", key, '=', value, " is not ", value_kind(member), ", such as ", print_value(member));
+  });
+  return known;
+}
 
 // A part that lists its parameters.
 template <class P>

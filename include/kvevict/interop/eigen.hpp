@@ -9,6 +9,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/interop/row_major.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -55,13 +56,7 @@ auto rows_of(M&& m) {
 // A row-major matrix. Throws std::invalid_argument where the columns of a row do not lie one after the other.
 template <EigenMemory M>
 auto matrix_of(M&& m) {
-  const auto rows = rows_of(m);
-  if (rows.cols > 1 && rows.col_stride != 1)
-    fail_argument("matrix_of: column stride ", rows.col_stride, "; a row-major layout (stride 1) is required");
-  if (rows.rows > std::numeric_limits<index_t>::max())
-    fail_argument("matrix_of: ", rows.rows, " rows; at most ", std::numeric_limits<index_t>::max(), " are legal");
-  return Matrix<std::remove_pointer_t<decltype(rows.data)>>{rows.data, static_cast<index_t>(rows.rows), rows.cols,
-                                                            rows.row_stride};
+  return detail::row_major(rows_of(m));
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI

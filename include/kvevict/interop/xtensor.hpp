@@ -10,6 +10,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/interop/row_major.hpp"
 #include "kvevict/interop/xtensor_headers.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -87,13 +88,7 @@ auto rows_of(X& x, index_t head) {
 // A row-major matrix. Throws std::invalid_argument where the columns of a row do not lie one after the other.
 template <XtensorMemory X>
 auto matrix_of(X& x) {
-  const auto rows = rows_of(x);
-  if (rows.cols > 1 && rows.col_stride != 1)
-    fail_argument("matrix_of: column stride ", rows.col_stride, "; a row-major layout (stride 1) is required");
-  if (rows.rows > std::numeric_limits<index_t>::max())
-    fail_argument("matrix_of: ", rows.rows, " rows; at most ", std::numeric_limits<index_t>::max(), " are legal");
-  return Matrix<std::remove_pointer_t<decltype(rows.data)>>{rows.data, static_cast<index_t>(rows.rows), rows.cols,
-                                                            rows.row_stride};
+  return detail::row_major(rows_of(x));
 }
 // A view of something that ends with this statement.
 template <XtensorMemory X>

@@ -109,8 +109,7 @@ inline DumpInfo read_dump_info(const Safetensors& file) {
   d.shape.head_dim_k = d.shape.head_dim_v = meta.count("head_dim", 1);
   d.prompt_len = meta.count("prompt_len", 1);
   d.softmax_scale = static_cast<float>(meta.positive("softmax_scale"));
-  if (const std::string style = meta.text_or("rope_style", ""); !parse_value(style, d.rope_style))
-    meta.fail("rope_style", (style.empty() ? "is missing" : "'" + style + "'") + "; half or interleaved is required");
+  d.rope_style = meta.word<RopeStyle>("rope_style");
   if (meta.contains("rope_attention_factor"))
     d.rope_attention_factor = static_cast<float>(meta.positive("rope_attention_factor"));
   d.q_stats_first = meta.count_or("q_stats_first", 0, 0);

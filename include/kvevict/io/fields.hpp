@@ -17,6 +17,7 @@
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
+#include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/safetensors.hpp"
 
@@ -57,6 +58,18 @@ class Metadata {
       if (comma == rest.npos) return out;
       rest.remove_prefix(comma + 1);
     }
+  }
+  // One of the words of an enum.
+  template <WordEnum E>
+  E word(const std::string& key) const {
+    E value{};
+    if (!contains(key)) fail(key, "is missing; " + value_kind(value) + " is required");
+    if (!parse_value(text(key), value)) fail(key, "'" + text(key) + "'; " + value_kind(value) + " is required");
+    return value;
+  }
+  template <WordEnum E>
+  E word_or(const std::string& key, E otherwise) const {
+    return contains(key) ? word<E>(key) : otherwise;
   }
   // A number above 0 in the range of float.
   double positive(const std::string& key) const {
@@ -104,6 +117,15 @@ inline void require_float(const TensorView& tensor) {
     fail_format(tensor.where, ": dtype is ", dtype_name(tensor.dtype), "; F32, F16 or BF16 is required");
 }
 
+// Calls f with the elements of such a tensor, a span of float, fp16_t or bf16_t. Throws format_error for other types.
+template <class F>
+decltype(auto) visit_elements(const TensorView& tensor, F&& f) {
+  require_float(tensor);
+  if (tensor.dtype == DType::f32) return f(tensor.as<float>());
+  if (tensor.dtype == DType::f16) return f(tensor.as<fp16_t>());
+  return f(tensor.as<bf16_t>());
+}
+
 // A sequence of row numbers or positions, all from 0 on and each above the one before.
 inline std::span<const index_t> require_ascending(const TensorView& tensor) {
   require_shape(tensor, {-1});
@@ -118,15 +140,11 @@ inline std::span<const index_t> require_ascending(const TensorView& tensor) {
 // The elements of an f32, f16 or bf16 tensor as T; rounded to nearest where T is narrower.
 template <CacheElement T>
 std::vector<T> converted(const TensorView& tensor) {
-  require_float(tensor);
   std::vector<T> out;
-  out.reserve(tensor.size());
-  const auto convert = [&](auto elements) {
+  visit_elements(tensor, [&](auto elements) {
+    out.reserve(elements.size());
     for (const auto x : elements) out.push_back(from_float<T>(to_float(x)));
-  };
-  if (tensor.dtype == DType::f32) convert(tensor.as<float>());
-  else if (tensor.dtype == DType::f16) convert(tensor.as<fp16_t>());
-  else convert(tensor.as<bf16_t>());
+  });
   return out;
 }
 

@@ -21,6 +21,7 @@
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/shipped.hpp"
 #include "kvevict/lkv/head_net.hpp"
@@ -93,38 +94,15 @@ class LkvCheckpoint {
                                            "lkv_t.w1",        "lkv_t.b1", "lkv_t.w2", "lkv_h.length"};
 
  private:
-  std::string field(std::string_view key) const {
-    const auto found = metadata().find(std::string(key));
-    if (found == metadata().end()) fail_format(name(), ": metadata '", key, "' is missing");
-    return found->second;
-  }
-  std::string field_or(std::string_view key, std::string otherwise) const {
-    const auto found = metadata().find(std::string(key));
-    return found == metadata().end() ? std::move(otherwise) : found->second;
-  }
-  index_t count(std::string_view key) const {
-    const std::string text = field(key);
-    index_t value = 0;
-    if (!parse_value(text, value) || value < 1)
-      fail_format(name(), ": metadata '", key, "' is '", text, "'; a whole number of at least 1 is required");
-    return value;
-  }
-  template <class E>
-  void word(std::string_view key, const std::string& text, E& value) const {
-    if (!parse_value(text, value)) fail_format(name(), ": metadata '", key, "' is '", text, "', which is not known");
-  }
-
   void read() {
-    if (field("format") != "kvevict-lkv")
-      fail_format(name(), ": metadata 'format' is '", field("format"), "'; 'kvevict-lkv' is required");
-    if (field("version") != "1") fail_format(name(), ": version '", field("version"), "'; this build reads version 1");
-    if (field_or("activation", "silu") != "silu")
-      fail_format(name(), ": activation '", field("activation"), "'; only silu is known");
-    sizes_.layers = count("n_layers");
-    sizes_.kv_heads = count("n_kv_heads");
-    sizes_.head_dim_k = count("head_dim");
-    word("key_frame", field("key_frame"), sizes_.input.key_frame);
-    word("features", field_or("features", "none"), sizes_.input.features);
+    const Metadata meta(file_);
+    meta.require_format("kvevict-lkv", "1");
+    if (meta.text_or("activation", "silu") != "silu")
+      meta.fail("activation", "'" + meta.text("activation") + "'; only silu is known");
+    sizes_.layers = meta.count("n_layers", 1);
+    sizes_.kv_heads = meta.count("n_kv_heads", 1);
+    sizes_.head_dim_k = meta.count("head_dim", 1);
+    sizes_.input = {meta.word<KeyFrame>("key_frame"), meta.word_or("features", TokenFeatures::none)};
     for (const auto& [tensor, view] : file_.tensors())
       if (std::find(tensor_names.begin(), tensor_names.end(), tensor) == tensor_names.end())
         fail_format(name(), ": tensor '", tensor,

@@ -124,17 +124,9 @@ class Registry {
 
   template <class P>
   static P with_arguments(P part, const PartText& text) {
-    for (const auto& [key, value] : text.args) {
-      bool known = false;
-      P::parameters(part, [&, &key = key, &value = value](std::string_view name, auto& member) {
-        if (name != key) return;
-        known = true;
-        if (!parse_value(value, member))
-          fail_argument(P::name, ": ", key, '=', value, " is not ", value_kind(member), "; it is ", print_value(member),
-                        " by default");
-      });
-      if (!known) fail_argument(P::name, ": no parameter '", key, '\'', nearest(key, keys_of(part)));
-    }
+    for (const auto& [key, value] : text.args)
+      if (!set_parameter(P::name, part, key, value))
+        fail_argument(P::name, ": no parameter '", key, '\'', nearest(key, keys_of(part)));
     return part;
   }
 

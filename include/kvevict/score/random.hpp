@@ -5,17 +5,10 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kvevict/core/splitmix64.hpp"
 #include "kvevict/score/detail/scorer_support.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
-
-// One step of SplitMix64 (Steele, Lea, Flood, 2014) from state x.
-constexpr std::uint64_t splitmix64(std::uint64_t x) noexcept {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 namespace score {
 
@@ -52,8 +45,8 @@ struct Random {
       const std::uint64_t at = static_cast<std::uint64_t>(o.layer) << 40 ^ static_cast<std::uint64_t>(h) << 32;
       const auto positions = o.positions[static_cast<std::size_t>(h)];
       for (std::size_t j = 0; j < positions.size(); ++j) {
-        const std::uint64_t key = splitmix64(at ^ static_cast<std::uint32_t>(positions[j]));
-        out.row(h)[j] = static_cast<float>(splitmix64(seed ^ key) >> 40) * 0x1p-24f;
+        const std::uint64_t key = detail::splitmix64(at ^ static_cast<std::uint32_t>(positions[j]));
+        out.row(h)[j] = static_cast<float>(detail::splitmix64(seed ^ key) >> 40) * 0x1p-24f;
       }
     }
     detail::raise_sinks(protect, sinks, o, out);

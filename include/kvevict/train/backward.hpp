@@ -23,6 +23,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/interop/eigen.hpp"
 #include "kvevict/lkv/token_input.hpp"
 #include "kvevict/model/config.hpp"
 #include "kvevict/model/decoder.hpp"
@@ -86,15 +87,15 @@ class MaskedDecoder {
   T epsilon() const noexcept { return static_cast<T>(config_->norm_epsilon); }
 
   static void product(Matrix<const T> x, const FrozenMatrix<T>& w, const T* bias, Matrix<T> y, bool add = false) {
-    auto out = detail::eigen_map(y);
-    if (add) out.noalias() += detail::eigen_map(x) * w.map().transpose();
-    else out.noalias() = detail::eigen_map(x) * w.map().transpose();
+    auto out = as_eigen(y);
+    if (add) out.noalias() += as_eigen(x) * w.map().transpose();
+    else out.noalias() = as_eigen(x) * w.map().transpose();
     if (bias) out.rowwise() += Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(bias, w.outputs);
   }
   static void product_backward(Matrix<const T> dy, const FrozenMatrix<T>& w, Matrix<T> dx, bool add) {
-    auto out = detail::eigen_map(dx);
-    if (add) out.noalias() += detail::eigen_map(dy) * w.map();
-    else out.noalias() = detail::eigen_map(dy) * w.map();
+    auto out = as_eigen(dx);
+    if (add) out.noalias() += as_eigen(dy) * w.map();
+    else out.noalias() = as_eigen(dy) * w.map();
   }
   void norm(Matrix<const T> x, const T* weight, Matrix<T> out) const {
     for (index_t r = 0; r < x.rows; ++r) detail::norm_row(x.row(r), weight, x.cols, epsilon(), out.row(r));
@@ -229,7 +230,7 @@ void MaskedDecoder<T, U>::block(index_t layer, Matrix<T> x) {
   const FrozenLayer<T>& w = weights_->layer(layer);
   Layer& s = at(layer);
   const index_t rows = x.rows, hidden = config_->hidden, wide = config_->feed_forward;
-  const auto copy = [](Matrix<const T> from, Matrix<T> to) { detail::eigen_map(to) = detail::eigen_map(from); };
+  const auto copy = [](Matrix<const T> from, Matrix<T> to) { as_eigen(to) = as_eigen(from); };
   s.input = s.memory[0].view(rows, hidden);
   copy(x, s.input);
   const auto normed = normed_.view(rows, hidden), attended = attended_.view(rows, q_width());
@@ -309,8 +310,8 @@ void MaskedDecoder<T, U>::attend_backward(index_t layer, Matrix<const T> dout, M
   const index_t d = config_->head_dim;
   const bool below = layer > 0;  // the rows of the first layer are constants
   if (below) {
-    detail::eigen_map(dk).setZero();
-    detail::eigen_map(dv).setZero();
+    as_eigen(dk).setZero();
+    as_eigen(dv).setZero();
   }
   for (std::size_t i = 0; i < contexts_.size(); ++i)
     for (index_t head = 0; head < config_->kv_heads; ++head) {
@@ -328,7 +329,7 @@ void MaskedDecoder<T, U>::attend_backward(index_t layer, Matrix<const T> dout, M
         grads.mask = {c.grad_mask + (std::int64_t{layer} * config_->kv_heads + head) * c.tokens,
                       static_cast<std::size_t>(c.tokens)};
       if (below) {
-        detail::eigen_map(gq).setZero();
+        as_eigen(gq).setZero();
         grads.queries = gq;
         grads.local_keys = {dk.row(first) + head * d, rows, d, dk.row_stride};
         grads.local_values = {dv.row(first) + head * d, rows, d, dv.row_stride};
@@ -401,7 +402,7 @@ void MaskedDecoder<T, U>::compare(std::span<DistillationLoss> losses, bool gradi
     for (const auto& s : c.scored) rows.push_back(s.teacher + std::int64_t{last} * hidden);
   logits(rows);
   const auto z = logits_.view(2 * n, config_->vocabulary);
-  if (gradients) detail::eigen_map(grad_.view(final_.rows, hidden)).setZero();
+  if (gradients) as_eigen(grad_.view(final_.rows, hidden)).setZero();
   index_t r = 0;
   for (std::size_t i = 0; i < contexts_.size(); ++i) {
     losses[i] = {};

@@ -13,6 +13,7 @@
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/dtype.hpp"
+#include "kvevict/io/fields.hpp"
 #include "kvevict/model/config.hpp"
 #include "kvevict/model/weights.hpp"
 
@@ -94,13 +95,10 @@ class FrozenWeights {
         return tensor.as<float>().data();
     }
     auto& wide = converted_.emplace_back();
-    wide.reserve(tensor.size());
-    const auto append = [&](auto values) {
+    visit_elements(tensor, [&](auto values) {
+      wide.reserve(values.size());
       for (const auto x : values) wide.push_back(static_cast<T>(to_float(x)));
-    };
-    if (tensor.dtype == DType::f32) append(tensor.as<float>());
-    else if (tensor.dtype == DType::f16) append(tensor.as<fp16_t>());
-    else append(tensor.as<bf16_t>());
+    });
     return wide.data();
   }
 

@@ -24,6 +24,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/interop/eigen.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -82,16 +83,6 @@ class MaskedAttentionState {
 
 namespace detail {
 
-template <class T>
-using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-template <class T>
-auto eigen_map(Matrix<T> m) {
-  using Plain = RowMajor<std::remove_const_t<T>>;
-  using Target = std::conditional_t<std::is_const_v<T>, const Plain, Plain>;
-  return Eigen::Map<Target, 0, Eigen::OuterStride<>>(m.data, m.rows, m.cols, Eigen::OuterStride<>(m.row_stride));
-}
-
 // Below this a normaliser is taken as this value: a row whose live keys carry next to nothing stays finite.
 template <class T>
 inline constexpr T least_normaliser = T(1e-30);
@@ -141,13 +132,13 @@ void masked_attention(const MaskedAttention<T>& a, Matrix<T> out, MaskedAttentio
   using namespace detail;
   check_attention(a);
   const index_t rows = a.queries.rows, tokens = a.context_keys.rows, locals = a.local_keys.rows;
-  auto e = eigen_map(state.exponentials(rows, tokens));
-  auto weights = eigen_map(state.scratch(rows, tokens));
-  auto local = eigen_map(state.local(rows, locals));
+  auto e = as_eigen(state.exponentials(rows, tokens));
+  auto weights = as_eigen(state.scratch(rows, tokens));
+  auto local = as_eigen(state.local(rows, locals));
   const std::span<T> normaliser = state.normaliser(rows);
-  const auto queries = eigen_map(a.queries);
-  auto result = eigen_map(out);
-  if (tokens > 0) e.noalias() = queries * eigen_map(a.context_keys).transpose();
+  const auto queries = as_eigen(a.queries);
+  auto result = as_eigen(out);
+  if (tokens > 0) e.noalias() = queries * as_eigen(a.context_keys).transpose();
   for (index_t r = 0; r < rows; ++r) {
     const index_t seen = context_range(a, r);
     const VisibleRange v = local_range(a, r);
@@ -155,7 +146,7 @@ void masked_attention(const MaskedAttention<T>& a, Matrix<T> out, MaskedAttentio
     auto row_l = local.row(r).segment(v.begin, v.end - v.begin);
     row_e *= a.scale;
     if (row_l.size() > 0) {
-      row_l.noalias() = queries.row(r) * eigen_map(a.local_keys).middleRows(v.begin, v.end - v.begin).transpose();
+      row_l.noalias() = queries.row(r) * as_eigen(a.local_keys).middleRows(v.begin, v.end - v.begin).transpose();
       row_l *= a.scale;
     }
     T largest = -std::numeric_limits<T>::infinity();
@@ -186,7 +177,7 @@ void masked_attention(const MaskedAttention<T>& a, Matrix<T> out, MaskedAttentio
     }
     sum = std::max(weights.row(r).head(seen).sum() + row_l.sum(), least_normaliser<T>);
   }
-  if (tokens > 0) result.noalias() = weights * eigen_map(a.context_values);
+  if (tokens > 0) result.noalias() = weights * as_eigen(a.context_values);
   else result.setZero();
   for (index_t r = 0; r < rows; ++r) {
     const VisibleRange v = local_range(a, r);
@@ -194,7 +185,7 @@ void masked_attention(const MaskedAttention<T>& a, Matrix<T> out, MaskedAttentio
     if (sum == 0) continue;
     if (v.end > v.begin)
       result.row(r).noalias() += local.row(r).segment(v.begin, v.end - v.begin) *
-                                 eigen_map(a.local_values).middleRows(v.begin, v.end - v.begin);
+                                 as_eigen(a.local_values).middleRows(v.begin, v.end - v.begin);
     result.row(r) /= sum;
   }
 }
@@ -205,14 +196,14 @@ void masked_attention_backward(const MaskedAttention<T>& a, Matrix<const T> out,
                                MaskedAttentionState<T>& state, const MaskedAttentionGradients<T>& grads) {
   using namespace detail;
   const index_t rows = a.queries.rows, tokens = a.context_keys.rows, locals = a.local_keys.rows;
-  const auto e = eigen_map(state.exponentials(rows, tokens));
-  auto slope = eigen_map(state.scratch(rows, tokens));  // G.v_j, then dL/ds_j
-  const auto local = eigen_map(state.local(rows, locals));
+  const auto e = as_eigen(state.exponentials(rows, tokens));
+  auto slope = as_eigen(state.scratch(rows, tokens));  // G.v_j, then dL/ds_j
+  const auto local = as_eigen(state.local(rows, locals));
   const std::span<const T> normaliser = state.normaliser(rows);
-  const auto g = eigen_map(grad_out), o = eigen_map(out), queries = eigen_map(a.queries);
+  const auto g = as_eigen(grad_out), o = as_eigen(out), queries = as_eigen(a.queries);
   using Row = Eigen::Array<T, 1, Eigen::Dynamic>;
   const Eigen::Map<const Row> mask(a.mask.data(), a.mask.empty() ? 0 : tokens);
-  if (tokens > 0) slope.noalias() = g * eigen_map(a.context_values).transpose();
+  if (tokens > 0) slope.noalias() = g * as_eigen(a.context_values).transpose();
   for (index_t r = 0; r < rows; ++r) {
     const T sum = normaliser[static_cast<std::size_t>(r)];
     if (sum == 0) {
@@ -229,16 +220,16 @@ void masked_attention_backward(const MaskedAttention<T>& a, Matrix<const T> out,
     const VisibleRange v = local_range(a, r);
     for (index_t j = v.begin; j < v.end; ++j) {
       const T p = local(r, j) * inverse;
-      const T d = p * (g.row(r).dot(eigen_map(a.local_values).row(j)) - mean) * a.scale;
-      if (grads.queries.data) eigen_map(grads.queries).row(r) += d * eigen_map(a.local_keys).row(j);
-      if (grads.local_keys.data) eigen_map(grads.local_keys).row(j) += d * queries.row(r);
-      if (grads.local_values.data) eigen_map(grads.local_values).row(j) += p * g.row(r);
+      const T d = p * (g.row(r).dot(as_eigen(a.local_values).row(j)) - mean) * a.scale;
+      if (grads.queries.data) as_eigen(grads.queries).row(r) += d * as_eigen(a.local_keys).row(j);
+      if (grads.local_keys.data) as_eigen(grads.local_keys).row(j) += d * queries.row(r);
+      if (grads.local_values.data) as_eigen(grads.local_values).row(j) += p * g.row(r);
     }
   }
   if (tokens == 0) return;
   if (grads.queries.data || grads.context_keys.data) slope *= a.scale;
-  if (grads.queries.data) eigen_map(grads.queries).noalias() += slope * eigen_map(a.context_keys);
-  if (grads.context_keys.data) eigen_map(grads.context_keys).noalias() += slope.transpose() * queries;
+  if (grads.queries.data) as_eigen(grads.queries).noalias() += slope * as_eigen(a.context_keys);
+  if (grads.context_keys.data) as_eigen(grads.context_keys).noalias() += slope.transpose() * queries;
   if (grads.context_values.data) {
     for (index_t r = 0; r < rows; ++r) {
       const T sum = normaliser[static_cast<std::size_t>(r)];
@@ -247,7 +238,7 @@ void masked_attention_backward(const MaskedAttention<T>& a, Matrix<const T> out,
       else row = e.row(r).array() / sum;
       if (!a.mask.empty()) row *= mask;
     }
-    eigen_map(grads.context_values).noalias() += slope.transpose() * g;
+    as_eigen(grads.context_values).noalias() += slope.transpose() * g;
   }
 }
 

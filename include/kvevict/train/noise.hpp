@@ -4,19 +4,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kvevict/config.hpp"
+#include "kvevict/core/splitmix64.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
-
-namespace detail {
-// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-constexpr std::uint64_t splitmix64(std::uint64_t x) noexcept {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-}  // namespace detail
 
 // Independent random bits and numbers of one purpose.
 class CounterRandom {

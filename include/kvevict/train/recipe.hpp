@@ -99,14 +99,8 @@ struct LkvRecipe {
 
   // Sets one value. Throws std::invalid_argument naming the key where it is unknown or the text is no value of it.
   void set(std::string_view key, std::string_view value) {
-    bool known = false;
-    parameters(*this, [&](std::string_view name, auto& field) {
-      if (name != key) return;
-      known = true;
-      if (!parse_value(value, field))
-        fail_argument("LKV training: ", key, ": '", value, "' is no value of it; ", value_kind(field), " is required");
-    });
-    if (!known) fail_argument("LKV training: '", key, "' is unknown; known are ", text());
+    if (!set_parameter("LKV training", *this, key, value))
+      fail_argument("LKV training: '", key, "' is unknown; known are ", text());
   }
 
   // Throws std::invalid_argument naming the value that cannot be meant.

@@ -18,12 +18,12 @@
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/splitmix64.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/train/backward.hpp"
 #include "kvevict/train/frozen_weights.hpp"
-#include "kvevict/train/noise.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 

@@ -17,10 +17,10 @@
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/splitmix64.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
-#include "kvevict/train/noise.hpp"
 #include "kvevict/train/teacher.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {

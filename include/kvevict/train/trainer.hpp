@@ -28,6 +28,7 @@
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/splitmix64.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"

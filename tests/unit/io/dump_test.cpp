@@ -357,10 +357,11 @@ TEST_CASE("broken dumps: metadata") {
 }
 
 TEST_CASE("U51: a dump that does not say how its keys were rotated is refused") {
-  CHECK(has(refusal([](Broken& f) { f.metadata().erase("rope_style"); }), "metadata 'rope_style': is missing; half or interleaved"));
+  CHECK(has(refusal([](Broken& f) { f.metadata().erase("rope_style"); }),
+            "metadata 'rope_style': is missing; one of half, interleaved"));
   for (const char* key : {"attn_logit_softcapping", "sliding_window", "created_by"})
     CHECK(has(refusal_of_metadata(key, "16"), std::string("metadata '") + key + "': is unknown"));
-  CHECK(has(refusal_of_metadata("rope_style", "neox"), "metadata 'rope_style': 'neox'; half or interleaved"));
+  CHECK(has(refusal_of_metadata("rope_style", "neox"), "metadata 'rope_style': 'neox'; one of half, interleaved"));
 }
 
 TEST_CASE("broken dumps: positions") {

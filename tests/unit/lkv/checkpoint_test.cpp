@@ -202,12 +202,12 @@ TEST_CASE("a checkpoint that is not what it says is refused by field") {
     std::filesystem::remove(other);
     CHECK_MESSAGE(message.find(part) != std::string::npos, part, " in: ", message);
   };
-  refused("'format' is 'kvevict-dump'", [](auto& m, auto&) { m["format"] = "kvevict-dump"; });
-  refused("version '2'", [](auto& m, auto&) { m["version"] = "2"; });
-  refused("'head_dim' is missing", [](auto& m, auto&) { m.erase("head_dim"); });
-  refused("'n_layers' is '0'", [](auto& m, auto&) { m["n_layers"] = "0"; });
-  refused("'key_frame' is 'sideways'", [](auto& m, auto&) { m["key_frame"] = "sideways"; });
-  refused("activation 'relu'", [](auto& m, auto&) { m["activation"] = "relu"; });
+  refused("'format': 'kvevict-dump'", [](auto& m, auto&) { m["format"] = "kvevict-dump"; });
+  refused("'version': '2'", [](auto& m, auto&) { m["version"] = "2"; });
+  refused("'head_dim': is missing", [](auto& m, auto&) { m.erase("head_dim"); });
+  refused("'n_layers': '0'", [](auto& m, auto&) { m["n_layers"] = "0"; });
+  refused("'key_frame': 'sideways'; one of post-rope, pre-rope", [](auto& m, auto&) { m["key_frame"] = "sideways"; });
+  refused("'activation': 'relu'", [](auto& m, auto&) { m["activation"] = "relu"; });
   refused("cannot hold a key of 14", [](auto& m, auto&) { m["head_dim"] = "14"; });
   refused("does not fit the other tensors", [](auto& m, auto&) { m["n_layers"] = "3"; });
   refused("'lkv_t.b1' is missing", [](auto&, auto& t) { t.erase("lkv_t.b1"); });

@@ -91,15 +91,15 @@ TEST_CASE("keydiff is the negative cosine with the mean direction") {
 
 TEST_CASE("random follows from seed, layer, head and position alone") {
   // SplitMix64 of state 0, as published.
-  CHECK(splitmix64(0) == 0xe220a8397b1dcdafu);
+  CHECK(detail::splitmix64(0) == 0xe220a8397b1dcdafu);
   const std::vector<std::vector<float>> rows(2, std::vector<float>(5, 1.f));
   const F a = Keys<float>(rows, 1).scores(score::Random{});
   CHECK(a == Keys<bf16_t>(rows, 1).scores(score::Random{}));
   CHECK(a != Keys<float>(rows, 1).scores(score::Random{1}));
   CHECK(a != Keys<float>(rows, 1, 1).scores(score::Random{}));
   CHECK(a[0] != a[1]);
-  const std::uint64_t key = splitmix64(std::uint64_t{1} << 32 ^ 6u);  // layer 0, head 1, position 3 * 2
-  CHECK(a[1][2] == static_cast<float>(splitmix64(key) >> 40) / 16777216.f);
+  const std::uint64_t key = detail::splitmix64(std::uint64_t{1} << 32 ^ 6u);  // layer 0, head 1, position 3 * 2
+  CHECK(a[1][2] == static_cast<float>(detail::splitmix64(key) >> 40) / 16777216.f);
   for (const auto& head : a)
     for (const float s : head) CHECK((s >= 0 && s < 1));
 }
