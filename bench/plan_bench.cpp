@@ -15,6 +15,7 @@
 #include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/observe/observations.hpp"
 #include "kvevict/policy/adakv.hpp"
 #include "kvevict/policy/keydiff.hpp"
 #include "kvevict/policy/knorm.hpp"
@@ -48,14 +49,12 @@ class Layers {
     fill(values_, t * heads * dim);
     fill(queries_, static_cast<std::size_t>(window) * heads * group * dim);
     for (index_t i = 0; i < tokens; ++i) positions_.push_back(i);
-    for (index_t l = 0; l < layers; ++l) {
-      observed_.push_back(observe(*this, l, 0.088f));
+    observations_ = observe_all(*this, 0.088f, [&](OwnedObservation<float>& layer) {
       for (index_t q = 0; q < heads * group; ++q)
-        observed_.back().window_queries.push_back(
+        layer.window_queries.push_back(
             dense_rows<const float>(queries_.data() + std::ptrdiff_t{q} * window * dim, window, dim));
-      observed_.back().view.window_positions = std::span(positions_).last(window);
-    }
-    for (const auto& o : observed_) observations_.push_back(o.observation());
+      layer.window_positions = std::span(positions_).last(window);
+    });
   }
   Layers(const Layers&) = delete;
   Layers& operator=(const Layers&) = delete;
@@ -65,7 +64,7 @@ class Layers {
   Rows<const float> keys(index_t, index_t head) const { return rows(keys_, head); }
   Rows<const float> values(index_t, index_t head) const { return rows(values_, head); }
   std::span<const index_t> positions(index_t, index_t) const { return positions_; }
-  std::span<const LayerObservation<float>> observations() const { return observations_; }
+  std::span<const LayerObservation<float>> observations() const { return observations_.layers(); }
 
  private:
   Rows<const float> rows(const std::vector<float>& data, index_t head) const {
@@ -76,8 +75,7 @@ class Layers {
   index_t tokens_;
   std::vector<float> keys_, values_, queries_;
   std::vector<index_t> positions_;
-  std::vector<ObservedLayer<float>> observed_;
-  std::vector<LayerObservation<float>> observations_;
+  Observations<float> observations_;
 };
 
 template <class P>

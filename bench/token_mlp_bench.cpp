@@ -28,7 +28,7 @@ struct Problem {
   std::vector<T> keys, values;
   std::vector<float> w1, b1, w2, inv_freq;
   std::vector<index_t> positions;
-  ObservedLayer<T> observed;
+  OwnedObservation<T> observed;
 
   Problem(index_t t, index_t d, index_t h) : tokens(t), dim(d), hidden(h) {
     std::mt19937 random(1);
@@ -45,8 +45,8 @@ struct Problem {
     for (index_t i = 0; i < d / 2; ++i)
       inv_freq.push_back(std::pow(10000.f, -2 * static_cast<float>(i) / static_cast<float>(d)));
     for (index_t i = 0; i < t; ++i) positions.push_back(i);
-    observed.view.shape = {1, 1, 1, d, d};
-    observed.view.rope = {RopeStyle::half, d, inv_freq, 1.f};
+    observed.shape = {1, 1, 1, d, d};
+    observed.rope = {RopeStyle::half, d, inv_freq, 1.f};
     observed.keys.push_back(dense_rows<const T>(keys.data(), t, d));
     observed.values.push_back(dense_rows<const T>(values.data(), t, d));
     observed.positions.emplace_back(positions);

@@ -107,12 +107,12 @@ struct Data {
   }
 
   template <class T>
-  ObservedLayer<T> observed(const std::vector<T>& k, const std::vector<T>& q) const {
+  OwnedObservation<T> observed(const std::vector<T>& k, const std::vector<T>& q) const {
     const auto [t, d, window, group, heads] = point;
-    ObservedLayer<T> layer;
-    layer.view.shape = {1, heads, heads * group, d, d};
-    layer.view.softmax_scale = scale();
-    layer.view.window_positions = std::span(positions).last(static_cast<std::size_t>(window));
+    OwnedObservation<T> layer;
+    layer.shape = {1, heads, heads * group, d, d};
+    layer.softmax_scale = scale();
+    layer.window_positions = std::span(positions).last(static_cast<std::size_t>(window));
     for (index_t h = 0; h < heads; ++h) {
       layer.keys.push_back(dense_rows<const T>(k.data() + std::ptrdiff_t{h} * t * d, t, d));
       layer.positions.emplace_back(positions);
@@ -229,7 +229,7 @@ void add_ours(const std::string& operation, const Point& point, score::SnapKV sc
   add(
       operation, "kvevict", point,
       [=](Data& data) {
-        const ObservedLayer<T> layer = data.observed(data.*keys, data.*queries);
+        const OwnedObservation<T> layer = data.observed(data.*keys, data.*queries);
         LayerObservation<T> o = layer.observation();
         if (with_lse) o.extras.lse = data.lse;
         score_on(host_exec{threads, &data.arena}, scorer, o,

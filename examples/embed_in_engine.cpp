@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "kvevict/observe/observations.hpp"
 #include "kvevict/policy/knorm.hpp"
 
 // What the engine already has.
@@ -50,11 +51,7 @@ int main() {
       layer.buffer.push_back(from_float<bf16_t>(static_cast<float>((i * 37 + 11) % 101) / 101.f));
 
   const EngineView view{&engine};
-  std::vector<ObservedLayer<bf16_t>> observed;
-  for (index_t l = 0; l < view.shape().layers; ++l) observed.push_back(observe(view, l, 0.35f));
-  std::vector<LayerObservation<bf16_t>> observations;
-  for (const auto& o : observed) observations.push_back(o.observation());
-
+  const auto observations = observe_all(view, 0.35f);
   const EvictionPlan plan = KNorm{}.plan(host_exec{}, view, observations, Budget::retain(0.25));
   std::printf("%s keeps %lld of %d rows; layer 0, head 0:", plan.specification.c_str(),
               static_cast<long long>(plan.rows_kept()), engine.tokens * engine.heads * 4);

@@ -1,6 +1,5 @@
 // Loads a recorded dump, plans SnapKV at 15 % and evicts: the cache shrinks and says so.
 #include <cstdio>
-#include <vector>
 
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/io/dump.hpp"
@@ -11,11 +10,7 @@ int main(int argc, char** argv) {
   const host_exec exec{2, nullptr};
   const Dump<fp16_t> dump(argc > 1 ? argv[1] : "examples/data/smollm2-512.safetensors");
 
-  std::vector<ObservedLayer<fp16_t>> layers;  // keys, values, window queries of each layer: views, not copies
-  std::vector<LayerObservation<fp16_t>> observations;
-  for (index_t l = 0; l < dump.info().shape.layers; ++l) layers.push_back(observe_dump(dump, l));
-  for (const auto& layer : layers) observations.push_back(layer.observation());
-
+  const auto observations = observe_all(dump);  // keys, values, window queries of each layer: views, not copies
   const EvictionPlan plan = SnapKV{}.plan(exec, dump.cache(), observations, Budget::retain(0.15));
   RaggedCache<fp16_t> cache(dump.cache());
   const auto before = cache.bytes_live();

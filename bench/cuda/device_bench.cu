@@ -132,7 +132,7 @@ struct Layers {
   std::vector<DeviceArray<fp16_t>> keys, values;
   DeviceArray<fp16_t> queries;
   DeviceArray<index_t> positions, window_positions;
-  std::vector<ObservedLayer<fp16_t>> observed;
+  std::vector<OwnedObservation<fp16_t>> observed;
 
   Layers() {
     const std::int64_t rows = std::int64_t{heads} * tokens;
@@ -148,11 +148,11 @@ struct Layers {
     positions = up(p);
     window_positions = up(w);
     for (index_t l = 0; l < layers; ++l) {
-      ObservedLayer<fp16_t> o;
-      o.view.shape = {layers, heads, heads * group, dim, dim};
-      o.view.layer = l;
-      o.view.softmax_scale = 1.f / std::sqrt(static_cast<float>(dim));
-      o.view.window_positions = window_positions.span();
+      OwnedObservation<fp16_t> o;
+      o.shape = {layers, heads, heads * group, dim, dim};
+      o.layer = l;
+      o.softmax_scale = 1.f / std::sqrt(static_cast<float>(dim));
+      o.window_positions = window_positions.span();
       const auto slot = static_cast<std::size_t>(l % count);
       for (index_t h = 0; h < heads; ++h) {
         o.keys.push_back(dense_rows<const fp16_t>(keys[slot].data() + std::int64_t{h} * tokens * dim, tokens, dim));
@@ -239,7 +239,7 @@ void compaction(Layers& layers) {
 
 // Scores, rows, indices and compaction into new memory, layer after layer, without waiting in between.
 void end_to_end(const Layers& layers) {
-  const CacheShape shape = layers.observed[0].view.shape;
+  const CacheShape shape = layers.observed[0].shape;
   const std::vector<index_t> tokens(static_cast<std::size_t>(shape.heads_total()), Layers::tokens);
   const auto d_tokens = up(std::vector<index_t>(static_cast<std::size_t>(Layers::heads), Layers::tokens));
   const std::int64_t row_bytes = Layers::dim * 2;

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "cli/commands.hpp"
-#include "cli/observed_dump.hpp"
 #include "cli/progress.hpp"
 #include "cli/table.hpp"
 #include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/core/parallel.hpp"
+#include "kvevict/io/dump.hpp"
 #include "kvevict/metrics/metrics.hpp"
 
 namespace kvevict::tool {
@@ -51,8 +51,8 @@ struct Continuation {
 template <CacheElement T>
 class Measure {
  public:
-  Measure(const host_exec& exec, const Dump<T>& dump) : exec_(exec), observed_(dump) {
-    const auto& cache = observed_.cache();
+  Measure(const host_exec& exec, const Dump<T>& dump) : exec_(exec), dump_(dump), observations_(observe_all(dump)) {
+    const auto& cache = dump_.cache();
     if (cache.continuation_len() == 0)
       fail_format(dump.name(), ": records no continuation; compare needs one to measure with");
     const index_t layers = cache.shape().layers;
@@ -65,13 +65,13 @@ class Measure {
   }
 
   Row operator()(const NamedPolicy& named, double retain) const {
-    const auto& cache = observed_.cache();
+    const auto& cache = dump_.cache();
     const auto start = std::chrono::steady_clock::now();
-    const EvictionPlan plan = named.policy.plan(exec_, cache, observed_.observations(), Budget::retain(retain));
+    const EvictionPlan plan = named.policy.plan(exec_, cache, observations_, Budget::retain(retain));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
 
     RaggedCache<T> live(cache);
-    Row row{observed_.dump().name(), named.name, plan.specification, retain};
+    Row row{dump_.name(), named.name, plan.specification, retain};
     row.bytes_full = live.bytes_live();
     apply(exec_, plan, live);
     row.rows_full = plan.granted.full;
@@ -82,8 +82,8 @@ class Measure {
     std::vector<double> recall(truth_.size()), error(truth_.size());
     each_layer([&](std::size_t l) {
       recall[l] = mass_recall(truth_[l], plan.layer(static_cast<index_t>(l)).keep);
-      error[l] = output_error(host_exec{}, truth_[l], live, continuation_[l].asked(),
-                              observed_.dump().info().softmax_scale, continuation_[l].local());
+      error[l] = output_error(host_exec{}, truth_[l], live, continuation_[l].asked(), dump_.info().softmax_scale,
+                              continuation_[l].local());
     });
     row.mass_recall = mean(recall);
     row.output_error = mean(error);
@@ -95,14 +95,15 @@ class Measure {
   // Layers are independent; sums run over them in order, so that threads change nothing.
   template <class Body>
   void each_layer(Body&& body) const {
-    parallel_for(exec_, observed_.cache().shape().layers, [&](std::int64_t l) { body(static_cast<std::size_t>(l)); });
+    parallel_for(exec_, dump_.cache().shape().layers, [&](std::int64_t l) { body(static_cast<std::size_t>(l)); });
   }
   static double mean(const std::vector<double>& values) {
     return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
   }
 
   host_exec exec_;
-  ObservedDump<T> observed_;
+  Dump<T> dump_;
+  Observations<T> observations_;
   std::vector<Continuation<T>> continuation_;
   std::vector<LayerTruth> truth_;
 };

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cli/commands.hpp"
-#include "cli/observed_dump.hpp"
 #include "cli/table.hpp"
+#include "kvevict/io/dump.hpp"
 #include "kvevict/io/plan_file.hpp"
 
 namespace kvevict::tool {
@@ -31,9 +31,9 @@ void make_plan(const Common& common, const PlanOptions& options) {
   const std::string path = options.dump.empty() ? shipped_data("smollm2-512.safetensors").string() : options.dump;
   double seconds = 0;
   const EvictionPlan plan = visit_dump(path, [&]<CacheElement T>(const Dump<T>& dump) {
-    const ObservedDump<T> observed(dump);
+    const Observations<T> observations = observe_all(dump);
     const auto start = std::chrono::steady_clock::now();
-    EvictionPlan out = policy.plan(common.exec(), observed.cache(), observed.observations(), budget);
+    EvictionPlan out = policy.plan(common.exec(), dump.cache(), observations, budget);
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return out;
   });

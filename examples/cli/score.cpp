@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cli/commands.hpp"
-#include "cli/observed_dump.hpp"
 #include "cli/table.hpp"
+#include "kvevict/io/dump.hpp"
 #include "kvevict/io/scores_file.hpp"
 
 namespace kvevict::tool {
@@ -20,10 +20,10 @@ void score(const Common& common, const ScoreOptions& options) {
   index_t heads = 0, tokens = 0;
   std::vector<std::vector<float>> layers;
   visit_dump(path, [&]<CacheElement T>(const Dump<T>& dump) {
-    const ObservedDump<T> observed(dump);
+    const Observations<T> observations = observe_all(dump);
     heads = score_heads(policy.scorer, dump.info().shape);
     tokens = dump.info().prompt_len;
-    for (const auto& o : observed.observations()) {
+    for (const auto& o : observations.layers()) {
       check_inputs(policy.scorer.specification(), policy.scorer.needs, policy.scorer.window_rows(), o);
       auto& out = layers.emplace_back(static_cast<std::size_t>(heads) * static_cast<std::size_t>(tokens));
       const Matrix<float> matrix{out.data(), heads, tokens, tokens};

@@ -24,7 +24,7 @@ RaggedCache<float> small_cache() {
 
 template <class P>
 EvictionPlan plan(const P& policy, const RaggedCache<float>& cache, const Budget& budget) {
-  const auto layer = observe(cache, 0, 1.f);
+  const auto layer = observe_layer(cache, 0, 1.f);
   const LayerObservation<float> observation = layer.observation();
   return policy.plan(host_exec{}, cache, std::span(&observation, 1), budget);
 }

@@ -89,12 +89,12 @@ class Set {
     return out;
   }
   // The set as one layer; window queries are the newest `window` query rows. Valid while the set lives and stays.
-  ObservedLayer<float> observe(index_t window) const {
+  OwnedObservation<float> observe(index_t window) const {
     const index_t rows = std::min(window, inputs.queries), d = shape.head_dim_k;
-    ObservedLayer<float> out;
-    out.view.shape = shape;
-    out.view.softmax_scale = softmax_scale;
-    out.view.rope = {RopeStyle::half, d, inv_freq, 1.f};
+    OwnedObservation<float> out;
+    out.shape = shape;
+    out.softmax_scale = softmax_scale;
+    out.rope = {RopeStyle::half, d, inv_freq, 1.f};
     for (index_t h = 0; h < shape.kv_heads; ++h) {
       out.keys.push_back(dense_rows(inputs.k.data() + std::ptrdiff_t{h} * tokens * d, tokens, d));
       out.values.push_back(dense_rows(inputs.v.data() + std::ptrdiff_t{h} * tokens * d, tokens, d));
@@ -103,7 +103,7 @@ class Set {
     for (index_t h = 0; h < shape.q_heads; ++h)
       out.window_queries.push_back(
           dense_rows(inputs.q.data() + (std::ptrdiff_t{h} * inputs.queries + inputs.queries - rows) * d, rows, d));
-    out.view.window_positions = std::span(inputs.q_positions).last(static_cast<std::size_t>(rows));
+    out.window_positions = std::span(inputs.q_positions).last(static_cast<std::size_t>(rows));
     return out;
   }
 

@@ -14,7 +14,7 @@ int main() {
   for (int i = 0; i < 16; ++i) positions[static_cast<std::size_t>(i)] = i;
   const Rows<const float> view = dense_rows<const float>(rows.data(), 16, 2);
   cache.append(host_exec{}, 0, std::span(&view, 1), std::span(&view, 1), positions);
-  const auto layer = observe(cache, 0, 1.f);
+  const auto layer = observe_layer(cache, 0, 1.f);
   const LayerObservation<float> observation = layer.observation();
   const auto plan = StreamingLLM{}.plan(host_exec{}, cache, std::span(&observation, 1), Budget::rows(8));
   apply(host_exec{}, plan, cache);

@@ -82,12 +82,12 @@ class Model {
 
   // Any cache of this model with queries and window positions that lie where the cache lies.
   template <class Cache>
-  ObservedLayer<T> observe(const Cache& cache, const T* queries, const index_t* window_positions, index_t l) const {
-    ObservedLayer<T> out;
-    out.view.shape = shape_;
-    out.view.layer = l;
-    out.view.softmax_scale = 1.f / std::sqrt(static_cast<float>(shape_.head_dim_k));
-    out.view.window_positions = {window_positions, static_cast<std::size_t>(window_)};
+  OwnedObservation<T> observe(const Cache& cache, const T* queries, const index_t* window_positions, index_t l) const {
+    OwnedObservation<T> out;
+    out.shape = shape_;
+    out.layer = l;
+    out.softmax_scale = 1.f / std::sqrt(static_cast<float>(shape_.head_dim_k));
+    out.window_positions = {window_positions, static_cast<std::size_t>(window_)};
     for (index_t h = 0; h < shape_.kv_heads; ++h) {
       out.keys.push_back(cache.keys(l, h));
       out.values.push_back(cache.values(l, h));
@@ -98,7 +98,7 @@ class Model {
           queries + (std::int64_t{l} * shape_.q_heads + q) * window_ * shape_.head_dim_k, window_, shape_.head_dim_k));
     return out;
   }
-  ObservedLayer<T> observe(index_t l) const { return observe(*this, queries_.data(), window_positions_.data(), l); }
+  OwnedObservation<T> observe(index_t l) const { return observe(*this, queries_.data(), window_positions_.data(), l); }
 
  private:
   std::size_t at(index_t l, index_t h) const { return static_cast<std::size_t>(shape_.at(l, h)); }

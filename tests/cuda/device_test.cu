@@ -217,8 +217,8 @@ void test_tokens(const char* type, index_t dim, index_t hidden, KeyFrame frame, 
   const CudaRaggedCache<T> cache(gpu, model);
   const Queries<T> queries(gpu, model);
   auto device = model.observe(cache, queries.rows.data(), queries.positions.data(), 0);
-  device.view.rope.rotary_dim = dim;
-  device.view.rope.inv_freq = inv_freq;
+  device.rope.rotary_dim = dim;
+  device.rope.inv_freq = inv_freq;
   const index_t width = model.tokens(0, 0);
   DeviceArray<float> got = up(std::vector<float>(2 * static_cast<std::size_t>(width), 0.f));
   const cuda::LayerTokenNets<T> nets(gpu, model.shape(), input, net);
@@ -301,7 +301,7 @@ void test_policies(index_t dim) {
   const auto run = [&](const auto& policy, const char* what, bool exact_scores) {
     CudaRaggedCache<T> ragged(gpu, model);
     CudaPagedCache<T> paged(gpu, model);
-    std::vector<ObservedLayer<T>> host, device;
+    std::vector<OwnedObservation<T>> host, device;
     std::vector<LayerObservation<T>> host_views, device_views;
     for (index_t l = 0; l < shape.layers; ++l) {
       host.push_back(model.observe(l));

@@ -38,13 +38,13 @@ template <class T>
 struct Layer {
   std::vector<std::vector<T>> data;
   std::vector<std::vector<index_t>> positions;
-  ObservedLayer<T> owner;
+  OwnedObservation<T> owner;
 
   Layer(index_t dim_k, index_t dim_v, const std::vector<index_t>& tokens) {
     const auto heads = static_cast<index_t>(tokens.size());
     data.reserve(2 * tokens.size());
     positions.reserve(tokens.size());
-    owner.view.shape = {1, heads, heads, dim_k, dim_v};
+    owner.shape = {1, heads, heads, dim_k, dim_v};
     for (index_t h = 0; h < heads; ++h) {
       const index_t t = tokens[static_cast<std::size_t>(h)];
       for (const index_t dim : {dim_k, dim_v}) {
@@ -138,7 +138,7 @@ void check_tokens(index_t dim_k, index_t dim_v, index_t hidden, TokenFeatures fe
 template <class T>
 std::vector<float> key_scores(const Layer<T>& layer, index_t width, bool directions, std::int32_t* largest) {
   const auto heads = static_cast<index_t>(layer.owner.keys.size());
-  const index_t dim = layer.owner.view.shape.head_dim_k, parts = 3;
+  const index_t dim = layer.owner.shape.head_dim_k, parts = 3;
   std::vector<float> out(static_cast<std::size_t>(heads * width), -5.f),
       partial(static_cast<std::size_t>(heads * parts * dim), -1.f);
   const cuda::KeyArgs<T> args{layer.owner.keys.data(), out.data(), width, largest, partial.data(), parts};

@@ -35,7 +35,7 @@ struct Layer {
   std::vector<std::vector<T>> key_data, query_data;
   std::vector<std::vector<index_t>> position_data;
   std::vector<index_t> window_positions;
-  ObservedLayer<T> owner;
+  OwnedObservation<T> owner;
 
   // Heads of the given lengths; queries of the newest `recorded` positions.
   Layer(index_t group, index_t dim, const std::vector<index_t>& tokens, index_t recorded, unsigned seed) {
@@ -54,9 +54,9 @@ struct Layer {
     for (index_t q = 0; q < shape.q_heads; ++q)
       query_data.push_back(normal<T>(static_cast<std::size_t>(recorded * dim), seed + 100u + static_cast<unsigned>(q)));
     for (index_t i = 0; i < recorded; ++i) window_positions.push_back(newest - recorded + i);
-    owner.view.shape = shape;
-    owner.view.softmax_scale = 1.f / std::sqrt(static_cast<float>(dim));
-    owner.view.window_positions = window_positions;
+    owner.shape = shape;
+    owner.softmax_scale = 1.f / std::sqrt(static_cast<float>(dim));
+    owner.window_positions = window_positions;
     for (index_t h = 0; h < heads; ++h) {
       const auto i = static_cast<std::size_t>(h);
       owner.keys.push_back(dense_rows<const T>(key_data[i].data(), tokens[i], dim));
@@ -292,7 +292,7 @@ TEST_CASE("a given log-sum-exp replaces the first pass on CUDA") {
           dot += static_cast<double>(
                      to_float(layer.query_data[static_cast<std::size_t>(q)][static_cast<std::size_t>(i * 32 + c)])) *
                  static_cast<double>(to_float(layer.key_data[0][static_cast<std::size_t>(j * 32 + c)]));
-        sum += std::exp(dot * static_cast<double>(layer.owner.view.softmax_scale));
+        sum += std::exp(dot * static_cast<double>(layer.owner.softmax_scale));
       }
       lse.push_back(static_cast<float>(std::log(sum)));
     }

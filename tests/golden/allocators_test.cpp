@@ -128,9 +128,10 @@ struct AdaLayer {
     scores.assign(static_cast<std::size_t>(heads * t), -std::numeric_limits<float>::infinity());
     tokens.assign(static_cast<std::size_t>(heads), t);
     const Matrix<float> matrix{scores.data(), heads, t, t};
+    const auto observed = set.observe(scorer.window);
     if (stored)
       for (index_t h = 0; h < heads; ++h) std::copy_n(stored->row(h), stored->cols, matrix.row(h));
-    else score_on(host_exec{2}, scorer, set.observe(scorer.window).observation(), matrix);
+    else score_on(host_exec{2}, scorer, observed.observation(), matrix);
     view = {0, matrix, tokens, scorer.protection(), true};
   }
 

@@ -51,7 +51,7 @@ TEST_CASE("expected equals kvpress' ExpectedAttention, scores and kept sets, wit
     layer.q_mean = {dense_rows(stats.mean.data(), set.shape.q_heads, d)};
     for (index_t h = 0; h < set.shape.q_heads; ++h)
       layer.q_cov.push_back(dense_rows(stats.cov.data() + std::ptrdiff_t{h} * d * d, d, d));
-    layer.view.extras.q_stats_first = first_row;
+    layer.q_stats_first = first_row;
 
     score::Expected published;
     published.sinks = 4;

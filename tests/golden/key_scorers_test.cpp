@@ -92,7 +92,7 @@ TEST_CASE("kept keys moved to positions 0, 1, ... equal kvpress' re-rotated keys
       std::vector<float> rows;
       for (const auto p : from)
         for (std::size_t c = 0; c < d; ++c) rows.push_back(layer.keys[h].at(p, static_cast<std::int64_t>(c)));
-      shift(layer.view.rope, dense_rows(rows.data(), static_cast<std::int64_t>(kept), set.shape.head_dim_k), from, to);
+      shift(layer.rope, dense_rows(rows.data(), static_cast<std::int64_t>(kept), set.shape.head_dim_k), from, to);
       for (std::size_t i = 0; i < rows.size(); ++i)
         CHECK(rows[i] == doctest::Approx(want[h * kept * d + i]).epsilon(1e-5).scale(1));
     }

@@ -11,6 +11,7 @@
 #include "kvevict/cache/paged.hpp"
 #include "kvevict/cache/ragged.hpp"
 #include "kvevict/metrics/reference.hpp"
+#include "kvevict/observe/observations.hpp"
 #include "kvevict/plan/union_form.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "property/world.hpp"
@@ -245,8 +246,7 @@ TEST_CASE("NaN in a score names layer, head and token") {
                           bad = dense_rows<const float>(rows.data(), 8, 2);
   cache.append(host_exec{}, 0, std::span(&good, 1), std::span(&good, 1), positions);
   cache.append(host_exec{}, 1, std::span(&bad, 1), std::span(&good, 1), positions);
-  std::vector<ObservedLayer<float>> layers{observe(cache, 0, 1.f), observe(cache, 1, 1.f)};
-  const std::vector<LayerObservation<float>> observations{layers[0].observation(), layers[1].observation()};
+  const Observations<float> observations = observe_all(cache, 1.f);
   for (const char* name : {"knorm", "ada/knorm", "global/knorm"})
     CHECK_THROWS_WITH_AS(registry().policy(name).plan(host_exec{}, cache, observations, Budget::retain(0.5)),
                          doctest::Contains("layer 1, head 0, token 3"), std::domain_error);
@@ -263,9 +263,9 @@ TEST_CASE("U53: a needle outside the window is found or lost, per policy, and th
   RaggedCache<float> cache(one);
   const Rows<const float> view = dense_rows<const float>(keys.data(), 200, 8);
   cache.append(host_exec{}, 0, std::span(&view, 1), std::span(&view, 1), positions);
-  auto layer = observe(cache, 0, 0.35f);
+  auto layer = observe_layer(cache, 0, 0.35f);
   layer.window_queries.push_back(dense_rows<const float>(window.data(), 32, 8));
-  layer.view.window_positions = std::span(positions).last(32);
+  layer.window_positions = std::span(positions).last(32);
   const LayerObservation<float> observation = layer.observation();
   const auto found = [&](const char* name) {
     const auto plan = registry().policy(name).plan(host_exec{}, cache, std::span(&observation, 1), Budget::rows(40));

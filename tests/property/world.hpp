@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/random_cache.hpp"
-#include "kvevict/observe/observation.hpp"
+#include "kvevict/observe/observations.hpp"
 
 namespace kvevict::testing {
 
@@ -22,6 +22,7 @@ class World {
       for (index_t h = 0; h < shape.kv_heads; ++h) order_.push_back(h);
     for (index_t i = 0; i < shape.head_dim_k / 2; ++i) inv_freq_.push_back(1.f / static_cast<float>(1 + 3 * i));
     const index_t d = shape.head_dim_k, group = shape.group();
+    std::vector<OwnedObservation<T>> observed;
     for (index_t l = 0; l < shape.layers; ++l) {
       index_t most = 0;
       for (index_t h = 0; h < shape.kv_heads; ++h) most = std::max(most, rows_.tokens(l, h));
@@ -39,11 +40,11 @@ class World {
       layer.o_proj = random_elements<T>(static_cast<std::size_t>(16 * shape.q_heads * shape.head_dim_v), seed + 6);
       layers_.push_back(std::move(layer));
       const Layer& kept = layers_.back();
-      ObservedLayer<T> o;
-      o.view.shape = shape;
-      o.view.layer = l;
-      o.view.softmax_scale = 0.4f;
-      o.view.rope = {RopeStyle::half, d, inv_freq_, 1.f};
+      OwnedObservation<T> o;
+      o.shape = shape;
+      o.layer = l;
+      o.softmax_scale = 0.4f;
+      o.rope = {RopeStyle::half, d, inv_freq_, 1.f};
       for (index_t h = 0; h < shape.kv_heads; ++h) {
         const index_t from = order_[static_cast<std::size_t>(h)];
         o.keys.push_back(rows_.keys(l, from));
@@ -60,17 +61,17 @@ class World {
       }
       o.q_mean.push_back(dense_rows<const float>(q_means_[static_cast<std::size_t>(l)].data(), shape.q_heads, d));
       o.attn_sum.push_back(dense_rows<const float>(kept.attn_sum.data(), shape.q_heads, most));
-      o.view.extras.o_proj = dense_rows<const T>(kept.o_proj.data(), 16, shape.q_heads * shape.head_dim_v);
-      o.view.window_positions = kept.window_positions;
-      observed_.push_back(std::move(o));
-      observations_.push_back(observed_.back().observation());
+      o.o_proj = dense_rows<const T>(kept.o_proj.data(), 16, shape.q_heads * shape.head_dim_v);
+      o.window_positions = kept.window_positions;
+      observed.push_back(std::move(o));
     }
+    observations_ = Observations<T>(std::move(observed));
   }
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
   const RandomRows<T>& rows() const { return rows_; }
-  std::span<const LayerObservation<T>> observations() const { return observations_; }
+  std::span<const LayerObservation<T>> observations() const { return observations_.layers(); }
 
  private:
   static constexpr index_t window_most = 40, future_rows = 5;
@@ -98,8 +99,7 @@ class World {
   std::vector<float> inv_freq_;
   std::vector<Layer> layers_ = reserved();
   std::vector<std::vector<float>> q_means_ = std::vector<std::vector<float>>(64);
-  std::vector<ObservedLayer<T>> observed_;
-  std::vector<LayerObservation<T>> observations_;
+  Observations<T> observations_;
 
   static std::vector<Layer> reserved() {
     std::vector<Layer> out;

@@ -26,6 +26,13 @@ concept KVCacheView = requires(const C& c, index_t layer, index_t head) {
   { c.positions(layer, head) } -> std::same_as<std::span<const index_t>>;  // original positions, ascending
 };
 
+// A cache that owns its rows says so by refusing to show those of a temporary (`keys(...) const&& = delete`); for a
+// plain view a temporary is as good as any.
+template <class C>
+concept OwningCache = KVCacheView<C> && !requires(const C&& temporary, index_t layer, index_t head) {
+  static_cast<const C&&>(temporary).keys(layer, head);
+};
+
 template <class C, class Exec>
 concept KVCache = KVCacheView<C> && requires(C& c, const C& view, const Exec& exec, index_t layer, LayerPlan plan) {
   // All heads of a layer at once; merges first, positions travel with their rows.

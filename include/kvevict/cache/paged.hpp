@@ -67,24 +67,30 @@ class PagedCache {
   CacheShape shape() const noexcept { return shape_; }
   index_t block_rows() const noexcept { return block_rows_; }
   index_t tokens(index_t layer, index_t head) const { return tokens(at(layer, head)); }
-  Rows<const T> keys(index_t layer, index_t head) const {
+  Rows<const T> keys(index_t layer, index_t head) const& {
     return rows<const T>(keys_.data(), at(layer, head), shape_.head_dim_k);
   }
-  Rows<const T> values(index_t layer, index_t head) const {
+  Rows<const T> values(index_t layer, index_t head) const& {
     return rows<const T>(values_.data(), at(layer, head), shape_.head_dim_v);
   }
-  std::span<const index_t> positions(index_t layer, index_t head) const { return at(layer, head).positions; }
+  std::span<const index_t> positions(index_t layer, index_t head) const& { return at(layer, head).positions; }
   // Blocks of the pool that hold the rows of a head, in order; row r is row r % block_rows of block r / block_rows.
-  std::span<const index_t> block_table(index_t layer, index_t head) const { return at(layer, head).blocks; }
+  std::span<const index_t> block_table(index_t layer, index_t head) const& { return at(layer, head).blocks; }
+
+  // No views of a temporary.
+  Rows<const T> keys(index_t, index_t) const&& = delete;
+  Rows<const T> values(index_t, index_t) const&& = delete;
+  std::span<const index_t> positions(index_t, index_t) const&& = delete;
+  std::span<const index_t> block_table(index_t, index_t) const&& = delete;
 
   // Rows and positions to write to, for what changes them in place (re-rotating keys). Positions must stay ascending.
-  Rows<T> mutable_keys(index_t layer, index_t head) {
+  Rows<T> mutable_keys(index_t layer, index_t head) & {
     return rows<T>(keys_.data(), at(layer, head), shape_.head_dim_k);
   }
-  Rows<T> mutable_values(index_t layer, index_t head) {
+  Rows<T> mutable_values(index_t layer, index_t head) & {
     return rows<T>(values_.data(), at(layer, head), shape_.head_dim_v);
   }
-  std::span<index_t> mutable_positions(index_t layer, index_t head) { return at(layer, head).positions; }
+  std::span<index_t> mutable_positions(index_t layer, index_t head) & { return at(layer, head).positions; }
 
   // Keeps the rows that the plan names, merges first; emptied blocks go back to the pool, and where more than half of
   // the pool is free then, it shrinks to the blocks in use. Throws std::invalid_argument, and changes nothing, where

@@ -48,14 +48,19 @@ class RaggedCache {
 
   CacheShape shape() const noexcept { return shape_; }
   index_t tokens(index_t layer, index_t head) const { return at(layer).tokens()[static_cast<std::size_t>(head)]; }
-  Rows<const T> keys(index_t layer, index_t head) const { return at(layer).keys(head); }
-  Rows<const T> values(index_t layer, index_t head) const { return at(layer).values(head); }
-  std::span<const index_t> positions(index_t layer, index_t head) const { return at(layer).positions(head); }
+  Rows<const T> keys(index_t layer, index_t head) const& { return at(layer).keys(head); }
+  Rows<const T> values(index_t layer, index_t head) const& { return at(layer).values(head); }
+  std::span<const index_t> positions(index_t layer, index_t head) const& { return at(layer).positions(head); }
+
+  // No views of a temporary.
+  Rows<const T> keys(index_t, index_t) const&& = delete;
+  Rows<const T> values(index_t, index_t) const&& = delete;
+  std::span<const index_t> positions(index_t, index_t) const&& = delete;
 
   // Rows and positions to write to, for what changes them in place (re-rotating keys). Positions must stay ascending.
-  Rows<T> mutable_keys(index_t layer, index_t head) { return at(layer).keys(head); }
-  Rows<T> mutable_values(index_t layer, index_t head) { return at(layer).values(head); }
-  std::span<index_t> mutable_positions(index_t layer, index_t head) { return at(layer).positions(head); }
+  Rows<T> mutable_keys(index_t layer, index_t head) & { return at(layer).keys(head); }
+  Rows<T> mutable_values(index_t layer, index_t head) & { return at(layer).values(head); }
+  std::span<index_t> mutable_positions(index_t layer, index_t head) & { return at(layer).positions(head); }
 
   // Keeps the rows that the plan names, in all heads of a layer at once, merges first. Throws std::invalid_argument,
   // and changes nothing, where the plan does not fit the layer. O(bytes of kept rows); allocates nothing that grows

@@ -59,39 +59,50 @@ class RecordedCache {
 
   CacheShape shape() const noexcept { return recording_->shape; }
   index_t tokens(index_t, index_t) const noexcept { return recording_->prompt_len; }
-  Rows<const T> keys(index_t layer, index_t head) const { return rows(at(layer).k, head, 0, prompt_len(), dim_k()); }
-  Rows<const T> values(index_t layer, index_t head) const { return rows(at(layer).v, head, 0, prompt_len(), dim_v()); }
-  std::span<const index_t> positions(index_t, index_t) const noexcept {
+  Rows<const T> keys(index_t layer, index_t head) const& { return rows(at(layer).k, head, 0, prompt_len(), dim_k()); }
+  Rows<const T> values(index_t layer, index_t head) const& { return rows(at(layer).v, head, 0, prompt_len(), dim_v()); }
+  std::span<const index_t> positions(index_t, index_t) const& noexcept {
     return recording_->positions.first(static_cast<std::size_t>(prompt_len()));
   }
 
   index_t prompt_len() const noexcept { return recording_->prompt_len; }
   // Prompt queries that were recorded, newest last: [queries][head_dim_k].
-  Rows<const T> prompt_queries(index_t layer, index_t q_head) const {
+  Rows<const T> prompt_queries(index_t layer, index_t q_head) const& {
     return query_rows(layer, q_head, 0, prompt_query_count());
   }
-  std::span<const index_t> prompt_query_positions() const noexcept {
+  std::span<const index_t> prompt_query_positions() const& noexcept {
     return recording_->q_positions.first(static_cast<std::size_t>(prompt_query_count()));
   }
 
   // ---- the continuation: for measuring ----
   index_t continuation_len() const noexcept { return tokens_total() - prompt_len(); }
-  Rows<const T> continuation_keys(index_t layer, index_t head) const {
+  Rows<const T> continuation_keys(index_t layer, index_t head) const& {
     return rows(at(layer).k, head, prompt_len(), continuation_len(), dim_k());
   }
-  Rows<const T> continuation_values(index_t layer, index_t head) const {
+  Rows<const T> continuation_values(index_t layer, index_t head) const& {
     return rows(at(layer).v, head, prompt_len(), continuation_len(), dim_v());
   }
-  std::span<const index_t> continuation_positions() const noexcept {
+  std::span<const index_t> continuation_positions() const& noexcept {
     return recording_->positions.subspan(static_cast<std::size_t>(prompt_len()));
   }
   // One query per continuation row, at continuation_positions(); no rows where no queries were recorded.
-  Rows<const T> continuation_queries(index_t layer, index_t q_head) const {
+  Rows<const T> continuation_queries(index_t layer, index_t q_head) const& {
     return query_rows(layer, q_head, prompt_query_count(), query_count() - prompt_query_count());
   }
 
   // What keeps the rows alive beyond this object.
   std::shared_ptr<const void> owner() const noexcept { return recording_; }
+
+  // No views of a temporary: it may be the last that holds the recording.
+  Rows<const T> keys(index_t, index_t) const&& = delete;
+  Rows<const T> values(index_t, index_t) const&& = delete;
+  std::span<const index_t> positions(index_t, index_t) const&& = delete;
+  Rows<const T> prompt_queries(index_t, index_t) const&& = delete;
+  std::span<const index_t> prompt_query_positions() const&& = delete;
+  Rows<const T> continuation_keys(index_t, index_t) const&& = delete;
+  Rows<const T> continuation_values(index_t, index_t) const&& = delete;
+  std::span<const index_t> continuation_positions() const&& = delete;
+  Rows<const T> continuation_queries(index_t, index_t) const&& = delete;
 
  private:
   const typename Recording<T>::Layer& at(index_t layer) const {

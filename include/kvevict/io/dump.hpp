@@ -24,6 +24,7 @@
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/observe/observation.hpp"
+#include "kvevict/observe/observations.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -148,14 +149,14 @@ decltype(auto) visit_dump(const std::filesystem::path& path, F&& f) {
 // One layer of a dump for a scorer: all recorded prompt queries as its window, every extra that the file holds, and the
 // continuation's queries as future_queries. The result shares the file; it stays valid on its own.
 template <CacheElement T>
-ObservedLayer<T> observe_dump(const Dump<T>& dump, index_t layer) {
+[[nodiscard]] OwnedObservation<T> observe_layer(const Dump<T>& dump, index_t layer) {
   const DumpInfo& info = dump.info();
   const RecordedCache<T>& cache = dump.cache();
   if (layer < 0 || layer >= info.shape.layers)
-    fail_argument("observe_dump: layer ", layer, "; 0 to ", info.shape.layers - 1, " are in ", dump.name());
-  ObservedLayer<T> out = observe(cache, layer, info.softmax_scale);
-  out.view.rope = info.rope();
-  out.view.window_positions = cache.prompt_query_positions();
+    fail_argument("observe_layer: layer ", layer, "; 0 to ", info.shape.layers - 1, " are in ", dump.name());
+  OwnedObservation<T> out = observe_layer(cache, layer, info.softmax_scale);
+  out.rope = info.rope();
+  out.window_positions = cache.prompt_query_positions();
   for (index_t h = 0; h < info.shape.q_heads; ++h) {
     if (!cache.prompt_query_positions().empty()) out.window_queries.push_back(cache.prompt_queries(layer, h));
     if (cache.continuation_len() != 0) out.future_queries.push_back(cache.continuation_queries(layer, h));
@@ -180,14 +181,22 @@ ObservedLayer<T> observe_dump(const Dump<T>& dump, index_t layer) {
   if (const float* x = floats("q_cov"))
     for (index_t h = 0; h < info.shape.q_heads; ++h)
       out.q_cov.push_back(dense_rows(x + std::ptrdiff_t{h} * d * d, d, d));
-  out.view.extras.q_stats_first = info.q_stats_first;
+  out.q_stats_first = info.q_stats_first;
   if (const TensorView* tensor = dump.extra(layer, "o_proj")) {
     if (tensor->dtype != dtype_of<T>()) owned->o_proj = converted<T>(*tensor);
     const T* data = tensor->dtype == dtype_of<T>() ? tensor->template as<T>().data() : owned->o_proj.data();
-    out.view.extras.o_proj = dense_rows(data, tensor->shape[0], static_cast<index_t>(tensor->shape[1]));
+    out.o_proj = dense_rows(data, tensor->shape[0], static_cast<index_t>(tensor->shape[1]));
   }
   out.owner = std::move(owned);
   return out;
+}
+
+// Every layer of a dump. Shares the file; stays valid on its own.
+template <CacheElement T>
+[[nodiscard]] Observations<T> observe_all(const Dump<T>& dump) {
+  std::vector<OwnedObservation<T>> layers;
+  for (index_t l = 0; l < dump.info().shape.layers; ++l) layers.push_back(observe_layer(dump, l));
+  return Observations<T>(std::move(layers));
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI

@@ -86,8 +86,8 @@ class LayerCapture {
 
   void layer_done(index_t layer) {
     const CacheShape s = decoder_.cache_shape();
-    auto seen = observe(cache_, layer, decoder_.config().softmax_scale());
-    seen.view.rope = decoder_.config().rope();
+    auto seen = observe_layer(cache_, layer, decoder_.config().softmax_scale());
+    seen.rope = decoder_.config().rope();
     const index_t d = s.head_dim_k;
     if (options_.statistics) statistics_.finish();
     for (index_t h = 0; h < s.q_heads; ++h) {
@@ -99,12 +99,12 @@ class LayerCapture {
     }
     if (options_.statistics) seen.q_mean.push_back(dense_rows(statistics_.mean().data(), s.q_heads, d));
     if (window_ > 0) {
-      seen.view.extras.lse = lse_;
+      seen.lse = lse_;
       positions_.clear();
       for (index_t r = 0; r < window_; ++r) positions_.push_back(tokens_ - window_ + r);
-      seen.view.window_positions = positions_;
+      seen.window_positions = positions_;
     }
-    seen.view.extras.q_stats_first = options_.statistics ? options_.statistics_first : 0;
+    seen.q_stats_first = options_.statistics ? options_.statistics_first : 0;
     if (options_.column_sums) {
       column_sums_.assign(sums_.begin(), sums_.end());
       seen.attn_sum.push_back(dense_rows(std::as_const(column_sums_).data(), s.q_heads, tokens_));
@@ -113,7 +113,7 @@ class LayerCapture {
       const PackedMatrix& o = decoder_.weights().layers[static_cast<std::size_t>(layer)].o;
       output_projection_.resize(static_cast<std::size_t>(o.outputs()) * static_cast<std::size_t>(o.inputs()));
       for (index_t r = 0; r < o.outputs(); ++r) o.row(r, output_projection_.data() + std::int64_t{r} * o.inputs());
-      seen.view.extras.o_proj = dense_rows(std::as_const(output_projection_).data(), o.outputs(), o.inputs());
+      seen.o_proj = dense_rows(std::as_const(output_projection_).data(), o.outputs(), o.inputs());
     }
     on_layer_(seen.observation());
   }

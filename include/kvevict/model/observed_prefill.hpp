@@ -43,24 +43,24 @@ class ObservedPrefill {
   }
 
   void keep(const LayerObservation<float>& o) {
-    ObservedLayer<float>& layer = layers_.emplace_back(observe(cache_, o.layer, o.softmax_scale));
-    layer.view.rope = o.rope;
-    layer.view.extras.q_stats_first = o.extras.q_stats_first;
+    OwnedObservation<float>& layer = layers_.emplace_back(observe_layer(cache_, o.layer, o.softmax_scale));
+    layer.rope = o.rope;
+    layer.q_stats_first = o.extras.q_stats_first;
     for (const auto& rows : o.window_queries) layer.window_queries.push_back(copy(rows));
     for (const auto& rows : o.extras.attn_sum) layer.attn_sum.push_back(copy(rows));
     for (const auto& rows : o.extras.q_mean) layer.q_mean.push_back(copy(rows));
     for (const auto& rows : o.extras.q_cov) layer.q_cov.push_back(copy(rows));
-    if (o.extras.o_proj.data) layer.view.extras.o_proj = copy(o.extras.o_proj);
-    layer.view.extras.lse = memory_.emplace_back(o.extras.lse.begin(), o.extras.lse.end());
+    if (o.extras.o_proj.data) layer.o_proj = copy(o.extras.o_proj);
+    layer.lse = memory_.emplace_back(o.extras.lse.begin(), o.extras.lse.end());
     window_positions_.assign(o.window_positions.begin(), o.window_positions.end());  // the same in every layer
-    layer.view.window_positions = window_positions_;
+    layer.window_positions = window_positions_;
     observations_.push_back(layer.observation());
   }
 
   RaggedCache<float> cache_;
   std::list<std::vector<float>> memory_;  // what the observations point to
   std::vector<index_t> window_positions_;
-  std::list<ObservedLayer<float>> layers_;
+  std::list<OwnedObservation<float>> layers_;
   std::vector<LayerObservation<float>> observations_;
 };
 

@@ -1,14 +1,14 @@
-// What a scorer may look at in one layer. Everything is a view; ObservedLayer owns the small arrays behind one.
+// What a scorer may look at in one layer: LayerObservation is the view that scorers take, OwnedObservation the arrays
+// behind one. All layers of a cache at once: observe/observations.hpp.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <type_traits>
 #include <vector>
 
+#include "kvevict/cache/check_view.hpp"
 #include "kvevict/cache/concepts.hpp"
-#include "kvevict/core/error.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/rope/rope.hpp"
@@ -49,44 +49,64 @@ struct LayerObservation {
   }
 };
 
-// Owner of one layer's observation: fill the arrays, then take observation().
+// The arrays behind the view of one layer: fill them, then take observation(). Fields mean what they mean in
+// LayerObservation; rows are views all the same, and what they show must outlive this object unless `owner` holds it.
 template <class T>
-struct ObservedLayer {
-  LayerObservation<T> view;  // the plain fields; spans are set by observation()
-  std::vector<Rows<const T>> keys, values, window_queries, future_queries;
+struct OwnedObservation {
+  CacheShape shape;
+  index_t layer = 0;
+  float softmax_scale = 1.f;
+  Rope rope;
+  std::vector<Rows<const T>> keys, values;
   std::vector<std::span<const index_t>> positions;
+  std::vector<Rows<const T>> window_queries;
+  std::span<const index_t> window_positions;
+
+  std::span<const float> lse;
   std::vector<Rows<const float>> attn_sum, q_mean, q_cov;
+  index_t q_stats_first = 0;
+  Rows<const T> o_proj{};
+  std::vector<Rows<const T>> future_queries;
+
   std::shared_ptr<const void> owner;  // keeps alive what the arrays point to, where whoever filled them has set it
 
-  // Valid while this object and the rows behind it live and do not move.
-  LayerObservation<T> observation() const {
-    LayerObservation<T> o = view;
-    o.keys = keys;
-    o.values = values;
-    o.positions = positions;
-    o.window_queries = window_queries;
-    o.extras.attn_sum = attn_sum;
-    o.extras.q_mean = q_mean;
-    o.extras.q_cov = q_cov;
-    o.extras.future_queries = future_queries;
-    return o;
+  // Valid while this object lives, whether or not it moves, and its arrays are not changed.
+  LayerObservation<T> observation() const& {
+    return {shape,
+            layer,
+            softmax_scale,
+            rope,
+            keys,
+            values,
+            positions,
+            window_queries,
+            window_positions,
+            {lse, attn_sum, q_mean, q_cov, q_stats_first, o_proj, future_queries}};
   }
+  LayerObservation<T> observation() const&& = delete;
 };
 
-// Keys, values and positions of one layer of any host cache. What the view cannot know (queries, rope) is left to set.
+// Keys, values and positions of one layer of any host cache. What the cache cannot know (queries, rope) is left to set.
+// Throws std::invalid_argument for a layer that does not exist, and where rows, positions and tokens of a head
+// disagree. Valid while the cache lives and its rows stay where they are.
 template <KVCacheView C>
-requires(C::memory_space::host) ObservedLayer<typename C::element_type> observe(const C& cache, index_t layer,
-                                                                                float softmax_scale) {
-  ObservedLayer<typename C::element_type> out;
-  out.view.shape = cache.shape();
-  out.view.layer = layer;
-  out.view.softmax_scale = softmax_scale;
-  for (index_t h = 0; h < out.view.shape.kv_heads; ++h) {
+requires(C::memory_space::host)
+    [[nodiscard]] OwnedObservation<typename C::element_type> observe_layer(const C& cache, index_t layer,
+                                                                           float softmax_scale) {
+  OwnedObservation<typename C::element_type> out;
+  out.shape = cache.shape();
+  out.layer = layer;
+  out.softmax_scale = softmax_scale;
+  check_layer("observe_layer", out.shape, layer);
+  for (index_t h = 0; h < out.shape.kv_heads; ++h) {
+    check_head("observe_layer", cache, layer, h);
     out.keys.push_back(cache.keys(layer, h));
     out.values.push_back(cache.values(layer, h));
     out.positions.push_back(cache.positions(layer, h));
   }
   return out;
 }
+template <OwningCache C>
+void observe_layer(const C&& cache, index_t layer, float softmax_scale) = delete;
 
 }  // namespace kvevict::inline KVEVICT_ABI

@@ -16,4 +16,4 @@ struct Engine {
 #endif
 };
 
-auto look(const Engine& engine) { return kvevict::observe(engine, 0, 1.f); }
+auto look(const Engine& engine) { return kvevict::observe_layer(engine, 0, 1.f); }

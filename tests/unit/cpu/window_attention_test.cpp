@@ -34,7 +34,7 @@ struct Layer {
   std::vector<index_t> window_positions;
   std::vector<float> lse;
   float scale = 1.f;
-  ObservedLayer<T> observed;
+  OwnedObservation<T> observed;
 
   Layer(CacheShape s, const std::vector<index_t>& tokens, index_t recorded) : shape(s) {
     const index_t most = *std::max_element(tokens.begin(), tokens.end());
@@ -51,11 +51,11 @@ struct Layer {
   const LayerObservation<T> observation() {
     const index_t d = shape.head_dim_k;
     observed = {};
-    observed.view.shape = shape;
-    observed.view.layer = 5;
-    observed.view.softmax_scale = scale;
-    observed.view.window_positions = window_positions;
-    observed.view.extras.lse = lse;
+    observed.shape = shape;
+    observed.layer = 5;
+    observed.softmax_scale = scale;
+    observed.window_positions = window_positions;
+    observed.lse = lse;
     for (std::size_t h = 0; h < k.size(); ++h) {
       observed.keys.push_back(dense_rows<const T>(k[h].data(), static_cast<std::int64_t>(positions[h].size()), d));
       observed.positions.emplace_back(positions[h]);

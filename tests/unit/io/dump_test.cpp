@@ -39,12 +39,12 @@ float sum_of_everything(const std::filesystem::path& path) {
     };
     const auto& cache = dump.cache();
     for (index_t l = 0; l < cache.shape().layers; ++l) {
-      const auto layer = observe_dump(dump, l);
+      const auto layer = observe_layer(dump, l);
       for (const auto* list : {&layer.keys, &layer.values, &layer.window_queries, &layer.future_queries})
         for (const auto& rows : *list) add(rows);
       for (const auto* list : {&layer.attn_sum, &layer.q_mean, &layer.q_cov})
         for (const auto& rows : *list) add(rows);
-      add(layer.view.extras.o_proj);
+      add(layer.o_proj);
       for (index_t h = 0; h < cache.shape().kv_heads; ++h) {
         add(cache.continuation_keys(l, h));
         add(cache.continuation_values(l, h));
@@ -135,11 +135,11 @@ TEST_CASE("an observation holds all that the file holds and lives on its own") {
   const SyntheticDump made;
   made.write<fp16_t>(dir / "dump");
   const auto want = made.layers<fp16_t>()[1];
-  ObservedLayer<fp16_t> layer;
+  OwnedObservation<fp16_t> layer;
   {
     const Dump<fp16_t> dump(dir / "dump");
-    layer = observe_dump(dump, 1);
-    CHECK(has(message_of<std::invalid_argument>([&] { observe_dump(dump, 2); }), "layer 2; 0 to 1"));
+    layer = observe_layer(dump, 1);
+    CHECK(has(message_of<std::invalid_argument>([&] { observe_layer(dump, 2); }), "layer 2; 0 to 1"));
   }
   const auto o = layer.observation();
   CHECK(o.layer == 1);
@@ -174,8 +174,8 @@ TEST_CASE("optional tensors of another float type are converted") {
   file.elements<std::uint16_t>("layers.0.o_proj")[33] = 0x3c00;  // 1 in f16
   file.elements<std::uint16_t>("layers.0.q_mean")[8] = 0xc000;   // -2 in bf16
   file.save(dir / "mixed");
-  const auto layer = observe_dump(Dump<float>(dir / "mixed"), 0);
-  CHECK(layer.view.extras.o_proj.at(1, 1) == 1.f);
+  const auto layer = observe_layer(Dump<float>(dir / "mixed"), 0);
+  CHECK(layer.o_proj.at(1, 1) == 1.f);
   CHECK(layer.q_mean[0].at(1, 0) == -2.f);
 }
 
@@ -185,19 +185,19 @@ TEST_CASE("extras, continuation and prompt queries may be absent") {
   made.extras = false;
   made.continuation_len = 0;
   made.write<float>(dir / "prompt only");
-  auto layer = observe_dump(Dump<float>(dir / "prompt only"), 0);
+  auto layer = observe_layer(Dump<float>(dir / "prompt only"), 0);
   CHECK(layer.attn_sum.empty());
   CHECK(layer.q_cov.empty());
-  CHECK(layer.view.extras.o_proj.data == nullptr);
+  CHECK(layer.o_proj.data == nullptr);
   CHECK(layer.future_queries.empty());
   CHECK(layer.window_queries[0].rows == 6);
 
   made.continuation_len = 4;
   made.prompt_queries = 0;
   made.write<float>(dir / "no window");
-  layer = observe_dump(Dump<float>(dir / "no window"), 0);
+  layer = observe_layer(Dump<float>(dir / "no window"), 0);
   CHECK(layer.window_queries.empty());
-  CHECK(layer.view.window_positions.empty());
+  CHECK(layer.window_positions.empty());
   CHECK(layer.future_queries[0].rows == 4);
 }
 
@@ -219,7 +219,7 @@ TEST_CASE("frequencies of their own replace theta") {
   CHECK(rope.attention_factor == 1.5f);
   CHECK(rope.style == RopeStyle::interleaved);
   CHECK(dump.info().layers == std::vector<index_t>{3, 7});
-  CHECK(observe_dump(dump, 0).view.extras.q_stats_first == 4);
+  CHECK(observe_layer(dump, 0).q_stats_first == 4);
 }
 
 TEST_CASE("a dump of another element type is refused where one is asked for") {
@@ -234,8 +234,8 @@ TEST_CASE("the embedded recording is what its metadata says") {
   CHECK(dump.cache().prompt_len() == 512);
   CHECK(dump.cache().continuation_len() == 64);
   CHECK(dump.cache().prompt_query_positions().size() == 64);
-  const auto layer = observe_dump(dump, 29);
-  CHECK(layer.view.extras.q_stats_first == 4);
+  const auto layer = observe_layer(dump, 29);
+  CHECK(layer.q_stats_first == 4);
   // Each of the 512 rows spends an attention of 1, so that the columns sum to 512.
   double sum = 0;
   for (index_t c = 0; c < 512; ++c) sum += layer.attn_sum[0].at(0, c);

@@ -69,7 +69,7 @@ struct Layer {
   std::vector<T> keys, values;
   std::vector<std::vector<index_t>> positions;
   std::vector<float> inv_freq{1.f, 0.1f, 0.01f};
-  ObservedLayer<T> observed;
+  OwnedObservation<T> observed;
   index_t tokens[3];
 
   explicit Layer(const CacheShape& shape, index_t most = 401, index_t layer = 1) : tokens{most, most - 7, 5} {
@@ -79,9 +79,9 @@ struct Layer {
     for (index_t i = 0; i < 3 * most * ks; ++i) keys.push_back(from_float<T>(draw(random)));
     for (index_t i = 0; i < 3 * most * vs; ++i) values.push_back(from_float<T>(draw(random)));
     positions.resize(3);
-    observed.view.shape = shape;
-    observed.view.layer = layer;
-    observed.view.rope = {RopeStyle::half, 6, inv_freq, 1.f};
+    observed.shape = shape;
+    observed.layer = layer;
+    observed.rope = {RopeStyle::half, 6, inv_freq, 1.f};
     for (index_t h = 0; h < 3; ++h) {
       auto& p = positions[static_cast<std::size_t>(h)];
       for (index_t i = 0; i < tokens[h]; ++i) p.push_back(2 * i + h);
@@ -102,10 +102,10 @@ double plain_score(const Weights& w, const Layer<T>& x, index_t head, index_t to
   const index_t position = x.positions[h][static_cast<std::size_t>(token)];
   if (w.sizes.input.key_frame == KeyFrame::pre_rope)
     for (std::size_t i = 0; i < 3; ++i) {
-      const bool half = o.view.rope.style == RopeStyle::half;
+      const bool half = o.rope.style == RopeStyle::half;
       const std::size_t a = half ? i : 2 * i, b = half ? i + 3 : 2 * i + 1;
       const double angle = static_cast<double>(position) * static_cast<double>(x.inv_freq[i]);
-      const double p = in[a], q = in[b], f = static_cast<double>(o.view.rope.attention_factor);
+      const double p = in[a], q = in[b], f = static_cast<double>(o.rope.attention_factor);
       in[a] = (p * std::cos(angle) + q * std::sin(angle)) / f;
       in[b] = (q * std::cos(angle) - p * std::sin(angle)) / f;
     }
@@ -116,7 +116,7 @@ double plain_score(const Weights& w, const Layer<T>& x, index_t head, index_t to
     in.push_back(3 * std::exp(-d / 16));
   }
   const auto hidden = static_cast<std::size_t>(w.sizes.token_hidden);
-  const std::size_t at = static_cast<std::size_t>(o.view.layer) * 3 + h;
+  const std::size_t at = static_cast<std::size_t>(o.layer) * 3 + h;
   double score = 0;
   for (std::size_t j = 0; j < hidden; ++j) {
     auto z = static_cast<double>(w.token_b1[at * hidden + j]);
@@ -325,8 +325,8 @@ TEST_CASE("token scores agree with a plain network in double for every element t
   const Weights pre({KeyFrame::pre_rope, TokenFeatures::none});
   Layer<float> turned(pre.shape());
   check_against_plain(pre, turned);
-  turned.observed.view.rope.style = RopeStyle::interleaved;
-  turned.observed.view.rope.attention_factor = 1.3f;
+  turned.observed.rope.style = RopeStyle::interleaved;
+  turned.observed.rope.attention_factor = 1.3f;
   check_against_plain(pre, turned);
   const Weights both({KeyFrame::pre_rope, TokenFeatures::distance});
   check_against_plain(both, Layer<bf16_t>(both.shape()));
@@ -350,7 +350,7 @@ TEST_CASE("key frame and features each change the scores; keys before RoPE need 
   const Weights w({KeyFrame::pre_rope, TokenFeatures::none});
   w.write();
   Layer<float> x(w.shape());
-  x.observed.view.rope.inv_freq = {};
+  x.observed.rope.inv_freq = {};
   CHECK_THROWS_WITH_AS(scored(w.path, x), doctest::Contains("RoPE"), std::invalid_argument);
   CHECK(distance_features(0)[0] == -2.f);
   CHECK(distance_features(0)[1] == 3.f);

@@ -166,7 +166,7 @@ TEST_CASE("a recording reads back as the run: rows, queries, positions and extra
   d.feed({}, tokens, cache, state, Everything{before, after});
   CHECK(dump.cache().keys(1, 1).at(29, 3) == cache.keys(2, 1).at(29, 3));
   CHECK(dump.cache().values(0, 0).at(7, 5) == cache.values(0, 0).at(7, 5));
-  const auto seen = observe_dump(dump, 1);
+  const auto seen = observe_layer(dump, 1);
   CHECK(seen.window_queries[5].at(0, 1) == after[2][24 * 48 + 41]);
   CHECK(seen.future_queries[5].at(9, 1) == after[2][39 * 48 + 41]);
   CHECK(seen.observation().extras.attn_sum[0].rows == 6);

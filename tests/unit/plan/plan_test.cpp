@@ -4,6 +4,7 @@
 
 #include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/observe/observations.hpp"
 #include "kvevict/plan/plan.hpp"
 #include "kvevict/policy/streamingllm.hpp"
 
@@ -26,8 +27,7 @@ RaggedCache<float> counted(index_t tokens) {
 }
 
 EvictionPlan streaming(const RaggedCache<float>& cache, const Budget& budget, index_t sinks) {
-  std::vector<ObservedLayer<float>> layers{observe(cache, 0, 1.f), observe(cache, 1, 1.f)};
-  const std::vector<LayerObservation<float>> observations{layers[0].observation(), layers[1].observation()};
+  const Observations<float> observations = observe_all(cache, 1.f);
   StreamingLLM policy;
   policy.scorer.sinks = sinks;
   return policy.plan(host_exec{}, cache, observations, budget);

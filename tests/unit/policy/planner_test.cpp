@@ -6,6 +6,7 @@
 
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/observe/observations.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/knorm.hpp"
 #include "kvevict/select/score_threshold.hpp"
@@ -20,8 +21,7 @@ struct Room {
   std::vector<float> keys[4] = {{5, 1, 2, 9, 3, 4}, {7, 8, 9, 7, 8, 9}, {1, 1, 1, 1, 1, 1}, {2, 9, 9, 9, 9, 1}};
   std::vector<index_t> positions{0, 1, 2, 3, 4, 5};
   RaggedCache<float> cache{shape};
-  std::vector<ObservedLayer<float>> layers;
-  std::vector<LayerObservation<float>> observations;
+  Observations<float> observations;
 
   Room() {
     for (index_t l = 0; l < 2; ++l) {
@@ -29,8 +29,7 @@ struct Room {
       for (index_t h = 0; h < 2; ++h) rows.push_back(dense_rows(keys[2 * l + h].data(), 6, 1));
       cache.append({}, l, rows, rows, positions);
     }
-    for (index_t l = 0; l < 2; ++l) layers.push_back(observe(cache, l, 1.f));
-    for (const auto& l : layers) observations.push_back(l.observation());
+    observations = observe_all(cache, 1.f);
   }
 };
 
@@ -60,6 +59,6 @@ TEST_CASE("a policy begins and plans with an execution object in front as well")
   const Policy<allocate::Uniform, score::KNorm> policy;
   const std::vector<index_t> tokens(4, 6);
   auto planner = policy.make_planner(host_exec{}, room.shape, tokens, Budget::retain(0.5));
-  for (const auto& o : room.observations) planner.layer({}, o);
+  for (const auto& o : room.observations.layers()) planner.layer({}, o);
   CHECK(planner.finish({}).indices == policy.plan({}, room.cache, room.observations, Budget::retain(0.5)).indices);
 }

@@ -23,16 +23,16 @@ struct Layer {
   std::vector<std::vector<T>> keys, values;
   std::vector<std::vector<float>> cov;
   std::vector<std::vector<index_t>> positions;
-  ObservedLayer<T> layer;
+  OwnedObservation<T> layer;
   Layer(std::vector<index_t> tokens, index_t group, index_t dim, index_t rotary, RopeStyle style = RopeStyle::half) {
     std::mt19937 random(9);
     std::normal_distribution<float> normal;
     const auto heads = static_cast<index_t>(tokens.size());
-    layer.view.shape = {1, heads, heads * group, dim, dim + 1};
-    layer.view.softmax_scale = 0.4f;
+    layer.shape = {1, heads, heads * group, dim, dim + 1};
+    layer.softmax_scale = 0.4f;
     for (index_t i = 0; i < rotary / 2; ++i)
       inv_freq.push_back(std::pow(100.f, -2.f * static_cast<float>(i) / static_cast<float>(rotary)));
-    layer.view.rope = {style, rotary, inv_freq, 1.2f};
+    layer.rope = {style, rotary, inv_freq, 1.2f};
     for (const index_t t : tokens) {
       auto& k = keys.emplace_back();
       auto& v = values.emplace_back();
@@ -71,15 +71,15 @@ struct Layer {
 
   // The formula in float64, with every rotation written out.
   std::vector<double> expected(const score::Expected& s, index_t head) const {
-    const CacheShape& shape = layer.view.shape;
+    const CacheShape& shape = layer.shape;
     const auto d = static_cast<std::size_t>(shape.head_dim_k), h = static_cast<std::size_t>(head);
     const auto t = positions[h].size(), first = std::min(static_cast<std::size_t>(s.sinks), t);
     std::vector<double> rotation(d * d, 0.0);
     for (std::size_t i = 0; i < d; ++i) rotation[i * d + i] = 1;
-    for (index_t i = 0; i < layer.view.rope.rotary_dim / 2; ++i) {
-      const bool half = layer.view.rope.style == RopeStyle::half;
+    for (index_t i = 0; i < layer.rope.rotary_dim / 2; ++i) {
+      const bool half = layer.rope.style == RopeStyle::half;
       const auto a = static_cast<std::size_t>(half ? i : 2 * i),
-                 b = static_cast<std::size_t>(half ? i + layer.view.rope.rotary_dim / 2 : 2 * i + 1);
+                 b = static_cast<std::size_t>(half ? i + layer.rope.rotary_dim / 2 : 2 * i + 1);
       double c = 0, sn = 0;
       for (index_t p = positions[h].back() + 1; p <= positions[h].back() + s.future; ++p) {
         c += 1.2f * std::cos(p * static_cast<double>(inv_freq[static_cast<std::size_t>(i)])) / s.future;
@@ -190,6 +190,6 @@ TEST_CASE("expected says which input is missing or does not fit") {
                        "expected: layer 0 has no query statistics (q_mean, q_cov); this scorer needs it",
                        std::invalid_argument);
   Layer<float> narrow({5}, 1, 8, 8);
-  narrow.layer.view.rope.rotary_dim = 6;
+  narrow.layer.rope.rotary_dim = 6;
   CHECK_THROWS_AS(narrow.scores(score::Expected{}), std::invalid_argument);
 }

@@ -28,10 +28,10 @@ template <class T>
 struct Keys {
   std::vector<std::vector<T>> data;
   std::vector<std::vector<index_t>> positions;
-  ObservedLayer<T> layer;
+  OwnedObservation<T> layer;
   Keys(const std::vector<std::vector<float>>& heads, index_t dim, index_t layer_index = 0) {
-    layer.view.shape = {1, static_cast<index_t>(heads.size()), static_cast<index_t>(heads.size()), dim, dim};
-    layer.view.layer = layer_index;
+    layer.shape = {1, static_cast<index_t>(heads.size()), static_cast<index_t>(heads.size()), dim, dim};
+    layer.layer = layer_index;
     for (const auto& head : heads) {
       std::vector<T> rows;
       for (const float x : head) rows.push_back(from_float<T>(x));

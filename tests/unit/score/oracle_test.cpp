@@ -18,11 +18,11 @@ namespace {
 template <class T>
 struct Recorded {
   std::vector<std::vector<T>> keys, queries;
-  ObservedLayer<T> layer;
+  OwnedObservation<T> layer;
   Recorded(const std::vector<std::vector<float>>& k, const std::vector<std::vector<float>>& q, index_t dim,
            float scale) {
-    layer.view.shape = {1, static_cast<index_t>(k.size()), static_cast<index_t>(q.size()), dim, dim};
-    layer.view.softmax_scale = scale;
+    layer.shape = {1, static_cast<index_t>(k.size()), static_cast<index_t>(q.size()), dim, dim};
+    layer.softmax_scale = scale;
     const auto fill = [dim](auto& store, auto& views, const auto& heads) {
       for (const auto& head : heads) {
         store.emplace_back();
@@ -81,7 +81,7 @@ TEST_CASE("oracle scores of a head sum to its number of queries, for any lengths
 TEST_CASE("oracle without continuation queries is an error that says where they would come from") {
   const Recorded<float> r({{0, 1}}, {}, 1, 1.f);
   auto layer = r.layer;
-  layer.view.shape.q_heads = 1;
+  layer.shape.q_heads = 1;
   float out[2];
   CHECK_THROWS_WITH_AS(
       score_on(host_exec{}, score::Oracle{}, layer.observation(), Matrix<float>{out, 1, 2, 2}),

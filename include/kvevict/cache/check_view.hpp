@@ -1,0 +1,53 @@
+// What every entry that takes somebody else's cache asks of it before a row is touched: the numbers it states agree.
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "kvevict/cache/concepts.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/rows.hpp"
+#include "kvevict/core/shape.hpp"
+
+namespace kvevict::inline KVEVICT_ABI {
+
+// Throws std::invalid_argument, naming `who`, unless the layer exists.
+inline void check_layer(std::string_view who, const CacheShape& shape, index_t layer) {
+  if (layer < 0 || layer >= shape.layers)
+    fail_argument(who, ": layer ", layer, " does not exist; 0 to ", shape.layers - 1, " do");
+}
+// The same for a layer and one of its KV heads.
+inline void check_head_index(std::string_view who, const CacheShape& shape, index_t layer, index_t head) {
+  check_layer(who, shape, layer);
+  if (head < 0 || head >= shape.kv_heads)
+    fail_argument(who, ": layer ", layer, " has no head ", head, "; 0 to ", shape.kv_heads - 1, " exist");
+}
+
+// Throws std::invalid_argument, naming `who`, layer, head and both numbers, unless the rows of one head are what the
+// cache says they are: as many key rows, value rows and positions as tokens, of the widths of its shape, and with a
+// newest position that another can follow. O(1).
+template <KVCacheView C>
+requires(C::memory_space::host) void check_head(std::string_view who, const C& cache, index_t layer, index_t head) {
+  const CacheShape shape = cache.shape();
+  const auto fail = [&](const auto&... what) { fail_argument(who, ": layer ", layer, ", head ", head, ": ", what...); };
+  const index_t tokens = cache.tokens(layer, head);
+  if (tokens < 0) fail(tokens, " tokens; 0 or more are required");
+  const auto check_rows = [&](const char* what, const auto& rows, index_t width) {
+    if (rows.rows != tokens) fail(rows.rows, ' ', what, " rows for ", tokens, " tokens; one a token is required");
+    if (rows.cols != width)
+      fail(what, " rows of ", rows.cols, " elements; the shape says ", width, " (head_dim_", what[0], ')');
+    if (tokens != 0 && rows.data == nullptr) fail("null ", what, " rows for ", tokens, " tokens");
+  };
+  check_rows("key", cache.keys(layer, head), shape.head_dim_k);
+  check_rows("value", cache.values(layer, head), shape.head_dim_v);
+  const std::span<const index_t> positions = cache.positions(layer, head);
+  if (std::cmp_not_equal(positions.size(), tokens))
+    fail(positions.size(), " positions for ", tokens, " tokens; one a token is required");
+  constexpr index_t last = std::numeric_limits<index_t>::max() - 1;
+  if (!positions.empty() && (positions.back() < 0 || positions.back() > last))
+    fail("newest position ", positions.back(), "; 0 to ", last, " are legal");
+}
+
+}  // namespace kvevict::inline KVEVICT_ABI
