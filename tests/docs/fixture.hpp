@@ -13,16 +13,13 @@ struct Fixture {
   kvevict::Dump<kvevict::fp16_t> dump{KVEVICT_SOURCE_DIR "/examples/data/smollm2-512.safetensors"};
   kvevict::RecordedCache<kvevict::fp16_t> view{dump.cache()};
   kvevict::CacheShape shape{view.shape()};
-  std::vector<kvevict::ObservedLayer<kvevict::fp16_t>> layers;
-  std::vector<kvevict::LayerObservation<kvevict::fp16_t>> observations;
+  kvevict::Observations<kvevict::fp16_t> observations{kvevict::observe_all(dump)};
   kvevict::RaggedCache<kvevict::fp16_t> cache{view};
   kvevict::EvictionPlan plan;
   kvevict::LayerPlan layer_plan;  // of layer 0
   std::vector<kvevict::index_t> prompt, next_tokens;
 
   Fixture() {
-    for (kvevict::index_t l = 0; l < shape.layers; ++l) layers.push_back(kvevict::observe_dump(dump, l));
-    for (const auto& layer : layers) observations.push_back(layer.observation());
     plan = kvevict::KNorm{}.plan(exec, view, observations, kvevict::Budget::retain(0.5));
     layer_plan = plan.layer(0);
   }
