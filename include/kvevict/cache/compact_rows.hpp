@@ -9,10 +9,13 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -122,6 +125,38 @@ inline void compact_rows(std::byte* to, const std::byte* from, std::size_t row_b
 inline void stream_rows(std::byte* to, const std::byte* from, std::size_t row_bytes, std::span<const index_t> keep) {
   detail::move_rows(to, from, row_bytes, keep, detail::stream_bytes);
   detail::StreamStore::fence();
+}
+
+// The same in place for rows of one head of any layout, dense or in blocks: row keep[i] of `all` becomes row i. This is
+// what an engine calls with the rows that a LayerPlan keeps, once for keys and once for values. The elements of a row
+// lie together (col_stride 1); std::invalid_argument otherwise.
+template <class T>
+requires(!std::is_const_v<T>) void compact_rows(const Rows<T>& all, std::span<const index_t> keep) {
+  if (all.col_stride != 1)
+    fail_argument("compact_rows: elements of a row lie ", all.col_stride, " apart; rows of adjacent elements move");
+  const auto row_bytes = static_cast<std::size_t>(all.cols) * sizeof(T);
+  if (all.blocks == nullptr && all.row_stride == all.cols) {
+    auto* rows = reinterpret_cast<std::byte*>(all.data);
+    return compact_rows(rows, rows, row_bytes, keep);
+  }
+  // Rows that follow each other in memory move together: none where rows are apart, else up to the end of a block.
+  const bool adjacent = all.row_stride == all.cols;
+  index_t to = 0;
+  for_each_run(keep, [&](index_t from, index_t count) {
+    if (from == to) {
+      to += count;
+      return;
+    }
+    while (count > 0) {
+      const index_t step =
+          adjacent ? std::min({count, all.block_rows - from % all.block_rows, all.block_rows - to % all.block_rows})
+                   : 1;
+      std::memmove(all.row(to), all.row(from), static_cast<std::size_t>(step) * row_bytes);
+      from += step;
+      to += step;
+      count -= step;
+    }
+  });
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI

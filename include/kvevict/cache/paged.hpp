@@ -104,8 +104,8 @@ class PagedCache {
     parallel_for(exec, shape_.kv_heads, [&](std::int64_t i) {
       const auto h = static_cast<index_t>(i);
       const auto keep = plan.keep.head(h);
-      move_rows(mutable_keys(layer, h), keep);
-      move_rows(mutable_values(layer, h), keep);
+      compact_rows(mutable_keys(layer, h), keep);
+      compact_rows(mutable_values(layer, h), keep);
       auto& p = at(layer, h).positions;
       for (std::size_t r = 0; r < keep.size(); ++r) p[r] = p[static_cast<std::size_t>(keep[r])];
       p.resize(keep.size());
@@ -266,25 +266,6 @@ class PagedCache {
     };
     copy(rows<T>(keys_.data(), head, shape_.head_dim_k), keys);
     copy(rows<T>(values_.data(), head, shape_.head_dim_v), values);
-  }
-
-  // Row keep[i] to row i, in runs that are cut at the ends of blocks.
-  void move_rows(const Rows<T>& all, std::span<const index_t> keep) const {
-    index_t to = 0;
-    for_each_run(keep, [&](index_t from, index_t count) {
-      if (from == to) {
-        to += count;
-        return;
-      }
-      while (count > 0) {
-        const index_t step = std::min({count, block_rows_ - from % block_rows_, block_rows_ - to % block_rows_});
-        std::memmove(all.row(to), all.row(from),
-                     static_cast<std::size_t>(step) * static_cast<std::size_t>(all.cols) * sizeof(T));
-        from += step;
-        to += step;
-        count -= step;
-      }
-    });
   }
 
   CacheShape shape_;

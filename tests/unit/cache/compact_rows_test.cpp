@@ -2,8 +2,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "common/random_cache.hpp"
@@ -81,4 +83,35 @@ TEST_CASE(
           CHECK(out.back() == std::byte{0xaa});
         }
       }
+}
+
+TEST_CASE("rows of one head move the same way whether they are dense, apart or in blocks") {
+  Random random(3);
+  for (const index_t count : {0, 1, 7, 40})
+    for (const index_t cols : {1, 3}) {
+      const auto keep = random_subset(count, count / 2, random);
+      std::vector<float> dense(static_cast<std::size_t>(count * cols));
+      for (std::size_t i = 0; i < dense.size(); ++i) dense[i] = static_cast<float>(i);
+      // Apart: two elements of somebody else between rows. In blocks of three rows, which lie in reverse order.
+      std::vector<float> apart(static_cast<std::size_t>(count * (cols + 2)), -1.f);
+      const index_t block_rows = 3, blocks = (count + block_rows - 1) / block_rows;
+      std::vector<index_t> table;
+      for (index_t b = 0; b < blocks; ++b) table.push_back(blocks - 1 - b);
+      std::vector<float> paged(static_cast<std::size_t>(blocks * block_rows * cols), -1.f);
+      const Rows<float> all[]{dense_rows(dense.data(), count, cols),
+                              {apart.data(), count, cols, cols + 2},
+                              {paged.data(), count, cols, cols, 1, table.data(), block_rows, block_rows * cols}};
+      for (index_t r = 0; r < count; ++r)
+        for (index_t c = 0; c < cols; ++c)
+          for (const auto& rows : all) rows.at(r, c) = static_cast<float>(r * cols + c);
+      for (const auto& rows : all) {
+        compact_rows(rows, keep);
+        for (std::size_t i = 0; i < keep.size(); ++i)
+          for (index_t c = 0; c < cols; ++c)
+            CHECK(rows.at(static_cast<std::int64_t>(i), c) == static_cast<float>(keep[i] * cols + c));
+      }
+      CHECK(std::count(apart.begin(), apart.end(), -1.f) == 2 * count);  // what lies between is left alone
+    }
+  float column[4]{};
+  CHECK_THROWS_AS(compact_rows(Rows<float>{column, 2, 2, 1, 2}, std::vector<index_t>{1}), std::invalid_argument);
 }
