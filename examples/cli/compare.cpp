@@ -87,7 +87,7 @@ class Measure {
     });
     row.mass_recall = mean(recall);
     row.output_error = mean(error);
-    row.oracle_gap = oracle_gap(truth_, plan.granted.rows, row.mass_recall);
+    row.oracle_gap = oracle_gap(truth_, plan.granted.total, row.mass_recall);
     return row;
   }
 

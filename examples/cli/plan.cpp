@@ -59,7 +59,7 @@ void make_plan(const Common& common, const PlanOptions& options) {
                                             {"spec", plan.specification},
                                             {"budget", plan.asked},
                                             {"rows_full", plan.granted.full},
-                                            {"rows_granted", plan.granted.rows},
+                                            {"rows_granted", plan.granted.total},
                                             {"rows_kept", plan.rows_kept()},
                                             {"audit", plan.audit.entries()},
                                             {"plan_seconds", seconds},
@@ -74,7 +74,7 @@ void make_plan(const Common& common, const PlanOptions& options) {
     deliver(summary, as_csv(flat));
   } else {
     std::string out = plan.specification + " on " + path + "\n" + plan.asked + ": " + std::to_string(plan.rows_kept()) +
-                      " of " + std::to_string(plan.granted.full) + " rows kept, " + std::to_string(plan.granted.rows) +
+                      " of " + std::to_string(plan.granted.full) + " rows kept, " + std::to_string(plan.granted.total) +
                       " granted, planned in " + fixed(seconds * 1e3, 2) + " ms\n";
     Table table({{"layer", true}, {"rows kept", true}, {"per head", false}});
     for (const auto& r : rows) {

@@ -29,10 +29,10 @@ struct FirstHeads {
     for (kvevict::index_t l = 0; l < shape.layers; ++l)
       for (kvevict::index_t h = 0; h < shape.kv_heads; ++h) weights.push_back(h < heads ? weight : 1.0);
     const std::vector<std::int64_t> most(tokens.begin(), tokens.end());
-    auto rows = kvevict::largest_remainder(weights, budget.rows, most);
+    auto rows = kvevict::largest_remainder(weights, budget.total, most);
     std::vector<std::int64_t> least;
     for (const kvevict::index_t t : tokens) least.push_back(std::min(t, minimum_rows));
-    kvevict::raise_to_minimum(rows, least, budget.rows);
+    kvevict::raise_to_minimum(rows, least, budget.total);
     for (kvevict::index_t l = 0; l < shape.layers; ++l)
       for (kvevict::index_t h = 0; h < shape.kv_heads; ++h)
         out.at(l, h) = static_cast<kvevict::index_t>(rows[static_cast<std::size_t>(shape.at(l, h))]);

@@ -140,7 +140,7 @@ TEST_CASE("CUDA uniform rows equal the host allocator's, floors and exact sums, 
         uniform.exact = exact;
         uniform.allocate(shape, tokens, granted, {want.data(), 1, shape.kv_heads, shape.kv_heads}, audit);
         INFO("retain ", retain, ", exact ", exact, ", heads ", tokens.size());
-        CHECK(uniform_on_device(tokens, granted.rows, 0, exact, Order::backward) == want);
+        CHECK(uniform_on_device(tokens, granted.total, 0, exact, Order::backward) == want);
         CHECK(uniform_on_device(tokens, -1, std::llround(retain * 1e6), exact, Order::shuffled) == want);
       }
 }

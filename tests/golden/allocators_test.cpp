@@ -34,7 +34,7 @@ std::vector<std::int64_t> layers_of(const A& allocator, index_t layers, index_t 
   const std::vector<index_t> held(static_cast<std::size_t>(layers), tokens);
   std::vector<index_t> out(held.size());
   budget.full = std::int64_t{layers} * tokens;
-  budget.rows = std::min(budget.rows, budget.full);
+  budget.total = std::min(budget.total, budget.full);
   allocator.allocate({layers, 1, 1, 1, 1}, held, budget, {out.data(), layers, 1, 1}, audit);
   return {out.begin(), out.end()};
 }

@@ -86,8 +86,8 @@ void check_well_formed(const Listed& listed, const EvictionPlan& plan, const Wor
       non_empty += !kept.empty();
     }
   if (!listed.empty_heads) CHECK(non_empty == heads);
-  if (!listed.ratio_only) CHECK(plan.rows_kept() <= plan.granted.rows);
-  if (listed.exact) CHECK(plan.rows_kept() == plan.granted.rows);
+  if (!listed.ratio_only) CHECK(plan.rows_kept() <= plan.granted.total);
+  if (listed.exact) CHECK(plan.rows_kept() == plan.granted.total);
 }
 
 // Attention over the compacted cache equals attention over the full cache with the evicted rows masked: this catches

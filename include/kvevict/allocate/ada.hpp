@@ -139,9 +139,9 @@ struct Ada {
   static void split_evenly(const CacheShape& shape, std::span<const index_t> tokens, const GrantedBudget& budget,
                            std::span<std::int64_t> totals) {
     const LayerBounds bounds(shape, tokens);
-    const auto rows = largest_remainder(bounds.held, budget.rows);
+    const auto rows = largest_remainder(bounds.held, budget.total);
     std::copy(rows.begin(), rows.end(), totals.begin());
-    raise_to_minimum(totals, bounds.minimum, budget.rows);
+    raise_to_minimum(totals, bounds.minimum, budget.total);
   }
 
   template <class Rule>
@@ -159,7 +159,7 @@ struct Ada {
     for (std::size_t l = 0; l < totals.size(); ++l) raised |= totals[l] < bounds.minimum[l];
     if (!raised) return;
     const std::int64_t sum = std::accumulate(totals.begin(), totals.end(), std::int64_t{0});
-    raise_to_minimum(totals, bounds.minimum, std::max(sum, budget.rows));
+    raise_to_minimum(totals, bounds.minimum, std::max(sum, budget.total));
     audit.add("ada: layers below one row per head were raised to it");
   }
 

@@ -22,8 +22,8 @@ struct Full {
                 Matrix<index_t> out, Audit& audit) const {
     for (index_t l = 0; l < shape.layers; ++l)
       for (index_t h = 0; h < shape.kv_heads; ++h) out.at(l, h) = tokens[static_cast<std::size_t>(shape.at(l, h))];
-    if (budget.rows < budget.full)
-      audit.add("full: all ", budget.full, " rows are kept, ", budget.rows, " were granted");
+    if (budget.total < budget.full)
+      audit.add("full: all ", budget.full, " rows are kept, ", budget.total, " were granted");
   }
 };
 

@@ -43,7 +43,7 @@ struct Global {
     std::vector<float> all(static_cast<std::size_t>(heads) * static_cast<std::size_t>(width));
     std::vector<index_t> aside, least, counts(static_cast<std::size_t>(heads));
     std::vector<IndexRange> candidates;
-    std::int64_t left = budget.rows;
+    std::int64_t left = budget.total;
     index_t first = 0;
     for (const LayerScores& l : layers) {
       const Matrix<float> to{all.data() + std::int64_t{first} * width, l.scores.rows, width, width};
@@ -52,9 +52,9 @@ struct Global {
       else
         for (index_t h = 0; h < l.scores.rows; ++h)
           std::copy_n(l.scores.row(h), l.tokens[static_cast<std::size_t>(h)], to.row(h));
-      const Protect protect = budget.rows < heads ? Protect{} : l.protect;  // not even a row for each head
+      const Protect protect = budget.total < heads ? Protect{} : l.protect;  // not even a row for each head
       for (const index_t tokens : l.tokens) {
-        const auto rows = detail::set_aside(protect, tokens, budget.rows, heads);
+        const auto rows = detail::set_aside(protect, tokens, budget.total, heads);
         aside.push_back(rows.count());
         least.push_back(std::max(0, std::min(tokens, minimum_rows) - rows.count()));
         candidates.push_back({rows.sinks, tokens - rows.newest});
@@ -63,8 +63,8 @@ struct Global {
       first += l.scores.rows;
     }
     if (std::accumulate(least.begin(), least.end(), std::int64_t{0}) > left)
-      fail_argument("global: ", budget.rows, " rows for ", heads, " heads are fewer than the minimum of ", minimum_rows,
-                    " each");
+      fail_argument("global: ", budget.total, " rows for ", heads, " heads are fewer than the minimum of ",
+                    minimum_rows, " each");
     const Matrix<const float> scores{all.data(), heads, width, width};
     try {
       detail::split_flat(exec, scores, candidates, least, left, counts);

@@ -57,8 +57,8 @@ struct Pyramid {
     for (const index_t t : tokens)
       if (t > 0) shortest = std::min(shortest, t);
     std::vector<std::int64_t> layers(static_cast<std::size_t>(shape.layers), std::numeric_limits<index_t>::max());
-    if (budget.rows < budget.full) {
-      const std::int64_t mean = std::max<std::int64_t>(1, budget.rows / shape.heads_total());
+    if (budget.total < budget.full) {
+      const std::int64_t mean = std::max<std::int64_t>(1, budget.total / shape.heads_total());
       switch (rounding) {
         case PyramidRounding::exact:
           layers = exact_layers(shape.layers, mean, shortest);
@@ -86,17 +86,17 @@ struct Pyramid {
         shares.push_back(layers[static_cast<std::size_t>(l)]);
         room.push_back(held - rows);
       }
-    if (exact && kept < budget.rows) {
-      const std::vector<std::int64_t> more = largest_remainder(shares, budget.rows - kept, room);
+    if (exact && kept < budget.total) {
+      const std::vector<std::int64_t> more = largest_remainder(shares, budget.total - kept, room);
       for (index_t l = 0; l < shape.layers; ++l)
         for (index_t h = 0; h < shape.kv_heads; ++h)
           out.at(l, h) += static_cast<index_t>(more[static_cast<std::size_t>(shape.at(l, h))]);
-      kept = budget.rows;
+      kept = budget.total;
     }
-    if (budget.rows < budget.full && shorter > 0)
+    if (budget.total < budget.full && shorter > 0)
       audit.add("pyramid: ", shorter, " heads hold fewer rows than their layer's share and keep all they have");
-    if (kept > budget.rows)
-      audit.add("pyramid: rounding=", word_of(rounding), " keeps ", kept, " rows, ", budget.rows, " were granted");
+    if (kept > budget.total)
+      audit.add("pyramid: rounding=", word_of(rounding), " keeps ", kept, " rows, ", budget.total, " were granted");
   }
 
  private:

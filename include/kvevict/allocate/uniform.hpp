@@ -46,10 +46,10 @@ struct Uniform {
         fail_argument("uniform: rounding=kvpress needs a budget given as a ratio (retain), not in rows or bytes");
       for (const index_t t : tokens) rows.push_back(rows_as_kvpress(t, budget.retain));
     } else {
-      rows = exact ? largest_remainder(weights, budget.rows) : exact_floors(weights, budget.rows);
+      rows = exact ? largest_remainder(weights, budget.total) : exact_floors(weights, budget.total);
       std::vector<std::int64_t> minimum;
       for (const index_t t : tokens) minimum.push_back(std::min(t, minimum_rows));
-      raise_to_minimum(rows, minimum, budget.rows);
+      raise_to_minimum(rows, minimum, budget.total);
     }
     for (index_t l = 0; l < shape.layers; ++l)
       for (index_t h = 0; h < shape.kv_heads; ++h)

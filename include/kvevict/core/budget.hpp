@@ -2,12 +2,14 @@
 // layers and heads once resolved. All arithmetic is in 64-bit integers.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <numeric>
 #include <span>
 
+#include "kvevict/core/arithmetic.hpp"
 #include "kvevict/core/audit.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
@@ -16,18 +18,12 @@ namespace kvevict::inline KVEVICT_ABI {
 
 // A budget that has met a cache.
 struct GrantedBudget {
-  std::int64_t rows = 0;                                     // total over all layers and heads; never above `full`
-  std::int64_t full = 0;                                     // rows before eviction
-  double retain = std::numeric_limits<double>::quiet_NaN();  // as asked; NaN unless asked as a ratio
+  std::int64_t total = 0;  // rows over all layers and heads; never above `full`
+  std::int64_t full = 0;   // rows before eviction
+  double retain = 0;       // as asked; 0 unless asked as a ratio
 
-  bool is_ratio() const noexcept { return !std::isnan(retain); }
+  bool is_ratio() const noexcept { return retain > 0; }
 };
-
-// floor(whole * part / parts) without overflow for whole * part < 2^127. parts > 0.
-constexpr std::int64_t scaled_floor(std::int64_t whole, std::int64_t part, std::int64_t parts) noexcept {
-  __extension__ using wide = __int128;
-  return static_cast<std::int64_t>(static_cast<wide>(whole) * part / parts);
-}
 
 class Budget {
  public:
@@ -38,7 +34,9 @@ class Budget {
 
   // kept / full, finite and in (0, 1]; taken as the nearest multiple of 1e-6, so that 0.29 of 100 rows is 29.
   static Budget retain(double ratio) {
-    if (!std::isfinite(ratio) || ratio <= 0 || ratio > 1)
+    // The bits, since a compiler may be told that there is no NaN. Those of (0, 1] ascend with the value.
+    const auto bits = std::bit_cast<std::uint64_t>(ratio);
+    if (bits == 0 || bits > std::bit_cast<std::uint64_t>(1.0))
       fail_argument("Budget::retain: ", ratio, " is not a ratio; a finite number in (0, 1] is required");
     return {Unit::retain, std::max<std::int64_t>(1, std::llround(ratio * parts)), ratio};
   }
@@ -65,29 +63,29 @@ class Budget {
   GrantedBudget resolve(std::span<const index_t> tokens, std::int64_t row_bytes, index_t minimum, Audit& audit) const {
     const std::int64_t full = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
     const auto heads = static_cast<std::int64_t>(tokens.size());
-    std::int64_t least = 0;
-    for (const index_t t : tokens) least += std::min(t, minimum);
+    std::int64_t lowest = 0;
+    for (const index_t t : tokens) lowest += std::min(t, minimum);
     GrantedBudget out;
     out.full = full;
     switch (unit_) {
       case Unit::retain:
-        out.rows = scaled_floor(full, amount_, parts);
+        out.total = scaled_floor(full, amount_, parts);
         out.retain = ratio_;
-        if (out.rows < least) {
-          audit.add("budget raised from ", out.rows, " to ", least, " rows: at least ", minimum, " per head");
-          out.rows = least;
+        if (out.total < lowest) {
+          audit.add("budget raised from ", out.total, " to ", lowest, " rows: at least ", minimum, " per head");
+          out.total = lowest;
         }
         return out;
       case Unit::rows:
         if (amount_ < minimum) fail_argument("Budget::rows: ", amount_, " per head; the minimum is ", minimum);
-        out.rows =
+        out.total =
             amount_ > full / std::max<std::int64_t>(heads, 1) ? std::min(full, amount_ * heads) : amount_ * heads;
         return out;
       default:
-        out.rows = std::min(full, amount_ / row_bytes);
-        if (amount_ < 0 || out.rows < least)
+        out.total = std::min(full, amount_ / row_bytes);
+        if (amount_ < 0 || out.total < lowest)
           fail_argument("Budget::bytes: ", amount_, " bytes hold ", amount_ / row_bytes, " rows of ", row_bytes,
-                        " bytes; the minimum is ", least * row_bytes, " bytes (", minimum, " row per head)");
+                        " bytes; the minimum is ", lowest * row_bytes, " bytes (", minimum, " row per head)");
         return out;
     }
   }

@@ -29,8 +29,9 @@ inline int workers_for(const host_exec& exec, std::int64_t count) {
 }
 
 // body(i, scratch) for i in [0, count), each i once, in any order. `scratch` is private to a worker: at least
-// `scratch_bytes` bytes, 64-byte aligned, unspecified contents. The first exception of a body is rethrown here after
-// all workers have stopped; the remaining items are then skipped.
+// `scratch_bytes` bytes, 64-byte aligned, unspecified contents. Where bodies throw, the exception of the lowest i is
+// rethrown after all workers have stopped, whatever their number: items above a failed one are skipped, those below it
+// still run.
 template <class Body>
 void parallel_for(const host_exec& exec, std::int64_t count, std::size_t scratch_bytes, Body&& body) {
   if (count <= 0) return;
@@ -42,16 +43,18 @@ void parallel_for(const host_exec& exec, std::int64_t count, std::size_t scratch
 #if defined(_OPENMP)
   if (workers > 1) {
     std::exception_ptr failure;
-    std::atomic<bool> failed{false};
+    std::atomic<std::int64_t> failed{count};  // the lowest item that threw
 #pragma omp parallel for schedule(dynamic, 1) num_threads(workers)
     for (std::int64_t i = 0; i < count; ++i) {
-      if (failed.load(std::memory_order_relaxed)) continue;
+      if (i > failed.load(std::memory_order_relaxed)) continue;
       try {
         body(i, memory.subspan(stride * static_cast<std::size_t>(omp_get_thread_num()), stride));
       } catch (...) {
 #pragma omp critical(kvevict_parallel_for)
-        if (!failure) failure = std::current_exception();
-        failed.store(true, std::memory_order_relaxed);
+        if (i < failed.load(std::memory_order_relaxed)) {
+          failure = std::current_exception();
+          failed.store(i, std::memory_order_relaxed);
+        }
       }
     }
     if (failure) std::rethrow_exception(failure);

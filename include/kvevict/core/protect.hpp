@@ -1,7 +1,10 @@
 // Protection: index ranges that stay inside the budget whatever their score. Sinks first, then the newest rows.
 #pragma once
 #include <array>
+#include <string_view>
+
 #include "kvevict/config.hpp"
+#include "kvevict/core/arithmetic.hpp"
 #include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
 
@@ -18,13 +21,9 @@ struct Protect {
   ProtectShare share = ProtectShare::half;
 };
 
-namespace detail {
-KVEVICT_HOST_DEVICE constexpr index_t smaller(index_t a, index_t b) noexcept { return b < a ? b : a; }
-}  // namespace detail
-
 // Queries that a scorer with window `asked` looks with on a prompt of `tokens` rows: at most half of the prompt.
 KVEVICT_HOST_DEVICE constexpr index_t window_rows_used(index_t asked, index_t tokens) noexcept {
-  return detail::smaller(asked, tokens < 4 ? 1 : tokens / 2);
+  return detail::min(asked, tokens < 4 ? 1 : tokens / 2);
 }
 
 // Rows of one head that are protected, as counts: rows [0, sinks) and [tokens - newest, tokens); disjoint.
@@ -36,15 +35,15 @@ struct ProtectedRows {
 // What `protect` asks for in a head of `tokens` rows, before any budget.
 KVEVICT_HOST_DEVICE constexpr ProtectedRows protect_asked(Protect protect, index_t tokens) noexcept {
   if (protect.share == ProtectShare::score) return {};
-  const index_t sinks = detail::smaller(protect.sinks, tokens);
+  const index_t sinks = detail::min(protect.sinks, tokens);
   const index_t window = protect.window > 0 ? window_rows_used(protect.window, tokens) : 0;
-  return {sinks, detail::smaller(window, tokens - sinks)};
+  return {sinks, detail::min(window, tokens - sinks)};
 }
 
 // The same cut to `most` rows: sinks first, then the newest.
 KVEVICT_HOST_DEVICE constexpr ProtectedRows protect_at_most(ProtectedRows asked, index_t most) noexcept {
-  const index_t sinks = detail::smaller(asked.sinks, most);
-  return {sinks, detail::smaller(asked.newest, most - sinks)};
+  const index_t sinks = detail::min(asked.sinks, most);
+  return {sinks, detail::min(asked.newest, most - sinks)};
 }
 
 // What is protected in a head that keeps `budget` of its `tokens` rows.

@@ -7,38 +7,22 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <stdexcept>
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
+#include "kvevict/core/index_range.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/cpu/detail/topk_passes.hpp"
 #include "kvevict/cpu/detail/topk_threshold.hpp"
 #include "kvevict/cpu/simd.hpp"
+#include "kvevict/select/nan_score.hpp"
 #include "kvevict/select/ordered_key.hpp"
 #if KVEVICT_SIMD
 #include "kvevict/cpu/detail/topk_passes_simd.hpp"
 #endif
 
 namespace kvevict::inline KVEVICT_ABI {
-
-// A score that is NaN: its row (0 where there is one row only) and its index there.
-struct NanScore : std::domain_error {
-  index_t row, token;
-  NanScore(index_t at_row, index_t at_token)
-      : std::domain_error(
-            joined_text("NaN score in row ", at_row, ", token ", at_token, "; a number or an infinity is required")),
-        row(at_row),
-        token(at_token) {}
-};
-
-// Positions [begin, end) of a row.
-struct IndexRange {
-  index_t begin = 0, end = 0;
-  constexpr index_t size() const noexcept { return end - begin; }
-  constexpr bool empty() const noexcept { return end <= begin; }
-};
 
 namespace detail {
 
@@ -146,7 +130,7 @@ void topk_from(const T* scores, std::int64_t n, std::int64_t k, index_t base, in
     return;
   }
   const RowSource<T> source{scores, n};
-  const Threshold threshold = find_threshold<Passes>(source, n, k, scratch.keys, scratch.bins);
+  const FoundThreshold threshold = find_threshold<Passes>(source, n, k, scratch.keys, scratch.bins);
   if (threshold.nan) fail_nan(0, base + find_nan(scores, n));
   const auto emit = [&](std::int64_t first, std::int64_t last, std::int32_t bound, std::int64_t taken) {
     return taken + with_form(bound, bound, [&]<KeyForm form>() {
@@ -154,15 +138,16 @@ void topk_from(const T* scores, std::int64_t n, std::int64_t k, index_t base, in
                                                 base + static_cast<index_t>(first), out + taken, k - taken);
            });
   };
-  if (threshold.ties == threshold.equal) {
-    emit(0, n, threshold.key - 1, 0);
+  if (threshold.cut.ties == threshold.equal) {
+    emit(0, n, threshold.cut.key - 1, 0);
     return;
   }
   // Only the first ties belong to the best: up to the last of them the bound lets equal scores in.
-  const std::int64_t cut = with_form(threshold.key, threshold.key, [&]<KeyForm form>() {
-    return Passes::template behind_equal<form>(source.bits(), n, bound_in_form<form>(threshold.key), threshold.ties);
+  const std::int64_t cut = with_form(threshold.cut.key, threshold.cut.key, [&]<KeyForm form>() {
+    return Passes::template behind_equal<form>(source.bits(), n, bound_in_form<form>(threshold.cut.key),
+                                               threshold.cut.ties);
   });
-  emit(cut, n, threshold.key, emit(0, cut, threshold.key - 1, 0));
+  emit(cut, n, threshold.cut.key, emit(0, cut, threshold.cut.key - 1, 0));
 }
 
 template <class T>
@@ -231,15 +216,15 @@ inline void flat_topk_counts(Matrix<const float> scores, std::span<const IndexRa
       for (std::size_t r = 0; r < rows; ++r) counts[r] = std::max(candidates[r].size(), 0);
     return;
   }
-  detail::Threshold threshold = detail::find_threshold<detail::Passes>(source, n, k, memory.keys, memory.bins);
+  detail::FoundThreshold threshold = detail::find_threshold<detail::Passes>(source, n, k, memory.keys, memory.bins);
   if (threshold.nan) fail_at_nan();
   std::size_t r = 0;
   source.each([&](const auto* bits, std::int64_t count) {
     while (candidates[r].empty()) ++r;
-    const std::int64_t above = detail::count_above<detail::Passes>(bits, count, threshold.key);
-    const std::int64_t equal = detail::count_above<detail::Passes>(bits, count, threshold.key - 1) - above;
-    const std::int64_t ties = std::min(equal, threshold.ties);
-    threshold.ties -= ties;
+    const std::int64_t above = detail::count_above<detail::Passes>(bits, count, threshold.cut.key);
+    const std::int64_t equal = detail::count_above<detail::Passes>(bits, count, threshold.cut.key - 1) - above;
+    const std::int64_t ties = std::min(equal, threshold.cut.ties);
+    threshold.cut.ties -= ties;
     counts[r++] = static_cast<index_t>(above + ties);
   });
 }

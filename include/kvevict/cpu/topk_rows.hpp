@@ -37,12 +37,10 @@ inline void topk_rows(const host_exec& exec, Matrix<const float> scores, std::sp
   parallel_for(exec, scores.rows, topk_scratch_bytes(longest), [&](std::int64_t row, std::span<std::byte> scratch) {
     const auto r = static_cast<std::size_t>(row);
     const auto k = static_cast<index_t>(offsets[r + 1] - offsets[r]);
-    try {
+    detail::ranking_row(static_cast<index_t>(row), [&] {
       topk(std::span(scores.row(static_cast<index_t>(row)), static_cast<std::size_t>(lengths[r])), k,
-           out.subspan(static_cast<std::size_t>(offsets[r]), static_cast<std::size_t>(k)), scratch);
-    } catch (const NanScore& nan) {
-      throw NanScore(static_cast<index_t>(row), nan.token);
-    }
+           slice(out, offsets[r], k), scratch);
+    });
   });
 }
 

@@ -85,7 +85,7 @@ class SimpleRun {
     }
     const int processors = device_attribute(cudaDevAttrMultiProcessorCount);
     parts = std::clamp<index_t>(ceil_div<index_t>(4 * processors, heads_), 1,
-                                most<index_t>(1, ceil_div<index_t>(o.most_tokens(), simple_threads / row_lanes)));
+                                max<index_t>(1, ceil_div<index_t>(o.most_tokens(), simple_threads / row_lanes)));
   }
   dim3 grid() const { return {static_cast<unsigned>(parts), static_cast<unsigned>(heads_), 1}; }
   void finish(std::string_view who) {

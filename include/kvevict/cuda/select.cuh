@@ -111,7 +111,7 @@ class GroupRun {
     const std::int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
     const std::int64_t each = ceil_div(std::int64_t{longest} * rows, 2 * processors);
     args.chunk = static_cast<index_t>(round_up<std::int64_t>(std::clamp<std::int64_t>(each, 2048, 1 << 20), 1024));
-    args.chunks = most<index_t>(1, static_cast<index_t>(ceil_div<std::int64_t>(longest, args.chunk)));
+    args.chunks = max<index_t>(1, static_cast<index_t>(ceil_div<std::int64_t>(longest, args.chunk)));
     const std::int64_t groups = rows / group_rows;
     ranges_ = DeviceArray<RankedRange>(exec, rows);
     want_ = DeviceArray<std::uint32_t>(exec, groups);

@@ -33,7 +33,7 @@ inline void write_plan(const std::filesystem::path& path, const EvictionPlan& pl
   file.metadata("budget", plan.asked);
   file.metadata("dump", dump);
   nlohmann::ordered_json audit;
-  audit["granted_rows"] = plan.granted.rows;
+  audit["granted_rows"] = plan.granted.total;
   audit["rows_full"] = plan.granted.full;
   if (plan.granted.is_ratio()) audit["retain"] = plan.granted.retain;
   audit["entries"] = plan.audit.entries();
@@ -110,7 +110,7 @@ inline void read_audit(const Metadata& meta, const std::string& where, EvictionP
     if (!fits) meta.fail("audit", joined_text("field '", key, "' is missing or of another kind"));
   };
   field("{}", audit.is_object());
-  for (const auto& [key, to] : {std::pair{"granted_rows", &plan.granted.rows}, {"rows_full", &plan.granted.full}}) {
+  for (const auto& [key, to] : {std::pair{"granted_rows", &plan.granted.total}, {"rows_full", &plan.granted.full}}) {
     field(key, audit.contains(key) && audit[key].is_number_unsigned() &&
                    audit[key].get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()});
     *to = audit[key].get<std::int64_t>();

@@ -52,37 +52,37 @@ struct LkvH {
   // The retention that the ratios are made for: the asked one in millionths, as the budget counts it, or rows / full.
   static double retention(const GrantedBudget& budget) {
     if (budget.is_ratio()) return static_cast<double>(std::llround(budget.retain * 1e6)) / 1e6;
-    return static_cast<double>(budget.rows) / static_cast<double>(std::max<std::int64_t>(budget.full, 1));
+    return static_cast<double>(budget.total) / static_cast<double>(std::max<std::int64_t>(budget.full, 1));
   }
 
   // Ratios to rows. ratios and tokens: [heads].
   static std::vector<std::int64_t> lkv_rows(std::span<const double> ratios, std::span<const index_t> tokens,
                                             const GrantedBudget& budget, bool exact, Audit& audit) {
     std::vector<std::int64_t> rows(tokens.begin(), tokens.end());
-    if (budget.rows >= budget.full) return rows;
+    if (budget.total >= budget.full) return rows;
     std::vector<double> quota(tokens.size());
     for (std::size_t i = 0; i < quota.size(); ++i) {
       quota[i] = ratios[i] * static_cast<double>(tokens[i]);
       rows[i] = std::min<std::int64_t>(tokens[i], static_cast<std::int64_t>(std::floor(quota[i])));
     }
     const std::int64_t sum = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-    if (sum > budget.rows) {
-      audit.add(name, ": learned ratios give ", sum, " rows for heads of these lengths; scaled to ", budget.rows);
-    } else if (!exact || sum == budget.rows) {
+    if (sum > budget.total) {
+      audit.add(name, ": learned ratios give ", sum, " rows for heads of these lengths; scaled to ", budget.total);
+    } else if (!exact || sum == budget.total) {
       return rows;
-    } else if (budget.rows - sum <= static_cast<std::int64_t>(rows.size())) {
+    } else if (budget.total - sum <= static_cast<std::int64_t>(rows.size())) {
       std::vector<std::size_t> order(rows.size());
       std::iota(order.begin(), order.end(), std::size_t{0});
       const auto fraction = [&](std::size_t i) { return quota[i] - static_cast<double>(rows[i]); };
       std::stable_sort(order.begin(), order.end(),
                        [&](std::size_t a, std::size_t b) { return fraction(a) > fraction(b); });
-      std::int64_t left = budget.rows - sum;
+      std::int64_t left = budget.total - sum;
       for (const std::size_t i : order)
         if (left > 0 && rows[i] < tokens[i]) ++rows[i], --left;
       if (left == 0) return rows;
     }
     const std::vector<std::int64_t> caps(tokens.begin(), tokens.end());
-    return largest_remainder(std::span<const double>(quota), budget.rows, caps);
+    return largest_remainder(std::span<const double>(quota), budget.total, caps);
   }
 };
 

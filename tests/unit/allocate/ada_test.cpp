@@ -220,7 +220,7 @@ struct LastLayer {
                 Audit&) const {
     for (index_t l = 0; l < shape.layers; ++l)
       for (index_t h = 0; h < shape.kv_heads; ++h)
-        out.at(l, h) = l + 1 == shape.layers ? static_cast<index_t>(budget.rows) / shape.kv_heads : 0;
+        out.at(l, h) = l + 1 == shape.layers ? static_cast<index_t>(budget.total) / shape.kv_heads : 0;
   }
 };
 }  // namespace

@@ -77,7 +77,7 @@ TEST_CASE("uniform never keeps more than the total or than a head holds, and per
     const auto full = std::accumulate(tokens.begin(), tokens.end(), 0);
     for (const double retain : {0.05, 0.3, 0.77, 1.0}) {
       Audit audit;
-      const auto total = Budget::retain(retain).resolve(tokens, 1, 1, audit).rows;
+      const auto total = Budget::retain(retain).resolve(tokens, 1, 1, audit).total;
       for (const bool exact : {false, true}) {
         const V rows = rows_of(allocate::Uniform{exact}, 2, tokens, Budget::retain(retain));
         const auto sum = std::accumulate(rows.begin(), rows.end(), 0);

@@ -265,8 +265,8 @@ TEST_CASE("T5: floors stay within the budget, exact=true uses it up, empty heads
       Audit audit;
       const auto floors = allocated(allocate::LkvH{LkvFile(w.path)}, w.shape(), tokens, budget, audit);
       const auto exact = allocated(allocate::LkvH{LkvFile(w.path), true}, w.shape(), tokens, budget, audit);
-      CHECK(std::accumulate(floors.begin(), floors.end(), 0) <= budget.rows);
-      CHECK(std::accumulate(exact.begin(), exact.end(), 0) == budget.rows);
+      CHECK(std::accumulate(floors.begin(), floors.end(), 0) <= budget.total);
+      CHECK(std::accumulate(exact.begin(), exact.end(), 0) == budget.total);
       for (std::size_t i = 0; i < 6; ++i) {
         CHECK(floors[i] <= exact[i]);
         CHECK(exact[i] <= t);
@@ -303,14 +303,14 @@ TEST_CASE("left-over rows go to the largest fractions, then to the lower head") 
   const std::vector<index_t> tokens(4, 10);
   // 2.5, 3.5, 2.5, 1.5 rows: floors 2, 3, 2, 1; two rows are left for four equal fractions.
   GrantedBudget budget;
-  budget.rows = 10;
+  budget.total = 10;
   budget.full = 40;
   CHECK(allocate::LkvH::lkv_rows(ratios, tokens, budget, false, audit) == std::vector<std::int64_t>{2, 3, 2, 1});
   CHECK(allocate::LkvH::lkv_rows(ratios, tokens, budget, true, audit) == std::vector<std::int64_t>{3, 4, 2, 1});
   CHECK(audit.entries().empty());
   // Heads of unequal lengths: 9 rows asked of 8, so ratios are scaled, and the audit says so.
   const std::vector<index_t> lengths{4, 20, 4, 4};
-  budget.rows = 8;
+  budget.total = 8;
   budget.full = 32;
   const auto rows = allocate::LkvH::lkv_rows(ratios, lengths, budget, false, audit);
   CHECK(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) == 8);

@@ -42,7 +42,7 @@ TEST_CASE("a plan says what it keeps per layer and head, and a cache carries it 
   CHECK(plan.indices == std::vector<index_t>{0, 1, 8, 9, 0, 1, 8, 9});
   CHECK(plan.layer(1).keep.head(0)[2] == 8);
   CHECK(plan.asked == "4 rows per head");
-  CHECK(plan.granted.rows == 8);
+  CHECK(plan.granted.total == 8);
   apply(host_exec{}, plan, cache);
   CHECK(cache.tokens(1, 0) == 4);
   CHECK(cache.keys(1, 0).at(2, 0) == 8.f);

@@ -393,7 +393,7 @@ TEST_CASE("learned budgets beat uniform ones and come close to the best that dyn
   const auto total = static_cast<std::int64_t>(retain * heads * rows);  // 76
   GrantedBudget budget;
   budget.full = heads * rows;
-  budget.rows = total;
+  budget.total = total;
   Audit audit;
   const std::vector<index_t> tokens(heads, rows);
   const auto kept = allocate::LkvH::lkv_rows(ratios, tokens, budget, true, audit);

@@ -41,11 +41,6 @@ constexpr auto with_form(std::int32_t lo, std::int32_t hi, F&& f) {
   return f.template operator()<KeyForm::any>();
 }
 
-// Closed interval of keys.
-struct KeyRange {
-  std::int32_t lo, hi;
-};
-
 // Keys above a range, keys inside it, and the largest magnitude seen (NaN lies above infinity).
 struct Collected {
   std::int64_t above = 0, inside = 0;

@@ -16,7 +16,7 @@
 
 namespace kvevict::inline KVEVICT_ABI::detail {
 
-inline constexpr std::size_t radix_bins = 2048;
+inline constexpr std::size_t radix_bins = KeyRange::bins;
 
 // The k-th largest of keys[0, n), all inside the range, by buckets of equal width. 1 <= k <= n. At most four rounds,
 // each over fewer keys. `above` counts from these keys only. Reorders.
@@ -26,20 +26,15 @@ KthKey kth_by_radix(std::int32_t* keys, std::int64_t n, std::int64_t k, KeyRange
   range = {range.hi, range.lo};  // what the keys really span, so that few of the buckets stay empty
   for (std::int64_t i = 0; i < n; ++i) range = {std::min(range.lo, keys[i]), std::max(range.hi, keys[i])};
   while (range.lo != range.hi) {
-    const auto low = static_cast<std::uint32_t>(range.lo);
-    const std::uint32_t width = static_cast<std::uint32_t>(range.hi) - low;
-    const int digits = n < 4096 ? 8 : 11;  // few keys do not pay for many buckets
-    const int shift = std::max(0, static_cast<int>(std::bit_width(width)) - digits);
-    std::fill_n(bins, (width >> shift) + 1, 0u);
-    for (std::int64_t i = 0; i < n; ++i) ++bins[(static_cast<std::uint32_t>(keys[i]) - low) >> shift];
-    std::uint32_t bin = width >> shift;
+    const int shift = range.shift(n < 4096 ? 8 : KeyRange::digit_bits);  // few keys do not pay for many buckets
+    std::uint32_t bin = range.width() >> shift;
+    std::fill_n(bins, bin + 1, 0u);
+    for (std::int64_t i = 0; i < n; ++i) ++bins[range.digit(keys[i], shift)];
     std::int64_t above = 0;
     while (above + bins[bin] < k) above += bins[bin--];
     k -= above;
     removed += above;
-    const std::int64_t first = std::int64_t{range.lo} + (std::int64_t{bin} << shift);
-    const std::int64_t last = std::min<std::int64_t>(range.hi, first + (std::int64_t{1} << shift) - 1);
-    range = {static_cast<std::int32_t>(first), static_cast<std::int32_t>(last)};
+    range = range.of_digit(bin, shift);
     n = Passes::keep(keys, n, range);
   }
   return {range.lo, removed, n};
@@ -131,10 +126,10 @@ KthKey kth_of_keys(std::int32_t* keys, std::int64_t n, std::int64_t room, std::i
   return kth;
 }
 
-// The entries that are taken: all above `key` (an ordered key), and the first `ties` of the `equal` that equal it.
-struct Threshold {
-  std::int32_t key = 0;
-  std::int64_t ties = 0, equal = 0;
+// The threshold of the k best, and how many entries equal its key.
+struct FoundThreshold {
+  Threshold<std::int64_t> cut;
+  std::int64_t equal = 0;
   bool nan = false;  // there is a NaN, and nothing else is known
 };
 
@@ -143,10 +138,10 @@ struct Threshold {
 // reader(), a callable that gives the ordered key at ascending positions.
 // keys: [n + Passes::slack]; bins: [radix_bins].
 template <class Passes, class Source>
-Threshold find_threshold(const Source& source, std::int64_t n, std::int64_t k, std::int32_t* keys,
-                         std::uint32_t* bins) {
-  constexpr std::int32_t most = Source::infinity;
-  constexpr KeyRange all{-most, most};
+FoundThreshold find_threshold(const Source& source, std::int64_t n, std::int64_t k, std::int32_t* keys,
+                              std::uint32_t* bins) {
+  constexpr std::int32_t infinity = Source::infinity;
+  constexpr KeyRange all{-infinity, infinity};
   KeyRange range = all;
   if (n > Passes::sampled_row) {
     std::int32_t sample[Passes::long_sample + Passes::slack];
@@ -156,21 +151,22 @@ Threshold find_threshold(const Source& source, std::int64_t n, std::int64_t k, s
   }
   for (;;) {
     Collected found;
-    const Threshold threshold = with_form(range.lo, range.hi, [&]<KeyForm form>() -> Threshold {
-      const KeyRange bounds{bound_in_form<form>(range.lo), range.hi == most ? no_bound : bound_in_form<form>(range.hi)};
+    const FoundThreshold threshold = with_form(range.lo, range.hi, [&]<KeyForm form>() -> FoundThreshold {
+      const KeyRange bounds{bound_in_form<form>(range.lo),
+                            range.hi == infinity ? no_bound : bound_in_form<form>(range.hi)};
       source.each([&](const auto* bits, std::int64_t count) {
         Passes::template collect<form>(bits, count, bounds, keys, found);
       });
-      if (found.magnitude > most) return {.nan = true};
+      if (found.magnitude > infinity) return {{}, 0, true};
       if (k <= found.above || k > found.above + found.inside) return {};
       const std::int64_t rest = k - found.above;
       const KthKey kth = kth_of_keys<Passes>(keys, found.inside, n, rest, bounds, bins);
-      return {kth.key - bound_in_form<form>(0), rest - kth.above, kth.equal};
+      return {{kth.key - bound_in_form<form>(0), rest - kth.above}, kth.equal};
     });
     if (threshold.nan || threshold.equal > 0) return threshold;
     // Missed: the k-th lies on one known side, and next time everything there is collected.
-    if (k <= found.above) range = {range.hi + 1, most};
-    else range = {-most, range.lo - 1};
+    if (k <= found.above) range = {range.hi + 1, infinity};
+    else range = {-infinity, range.lo - 1};
   }
 }
 

@@ -35,15 +35,15 @@ KVEVICT_DEVICE void uniform_budgets(Cta& cta, const UniformArgs& args, UniformSh
   const std::int64_t full = block_scan(cta, own, shared.scratch).total;
   const std::int64_t minimum = block_scan(cta, holding, shared.scratch).total;
   std::int64_t total = args.total;
-  if (total < 0) total = most(minimum, floor_share(full, args.retain_millionths, 1'000'000));
+  if (total < 0) total = max(minimum, scaled_floor(full, args.retain_millionths, 1'000'000));
   if (full == 0) total = 0;
   std::int64_t given = 0, floors = 0;
   for (index_t r = cta.thread(); r < args.rows; r += cta.threads())
-    floors += full == 0 ? 0 : floor_share(total, args.tokens[r], full);
+    floors += full == 0 ? 0 : scaled_floor(total, args.tokens[r], full);
   const std::int64_t left = total - block_scan(cta, floors, shared.scratch).total;
   for (index_t r = cta.thread(); r < args.rows; r += cta.threads()) {
     const std::int64_t tokens = args.tokens[r];
-    std::int64_t rows = full == 0 ? 0 : floor_share(total, tokens, full);
+    std::int64_t rows = full == 0 ? 0 : scaled_floor(total, tokens, full);
     if (args.exact && full != 0) {
       const std::int64_t remainder = share_remainder(total, tokens, full);
       std::int64_t before = 0;  // rows that are handed a left-over before this one
@@ -51,7 +51,7 @@ KVEVICT_DEVICE void uniform_budgets(Cta& cta, const UniformArgs& args, UniformSh
         before += o != r && before_by_remainder(share_remainder(total, args.tokens[o], full), o, remainder, r);
       rows += before < left;
     }
-    rows = most(rows, least<std::int64_t>(tokens, 1));
+    rows = max(rows, min<std::int64_t>(tokens, 1));
     given += rows;
     args.budgets[r] = static_cast<index_t>(rows);
   }
@@ -60,7 +60,7 @@ KVEVICT_DEVICE void uniform_budgets(Cta& cta, const UniformArgs& args, UniformSh
   for (; sum > total; --sum) {  // rows raised to the minimum are paid by the row that keeps most (ties: lower row)
     index_t from = -1;
     for (index_t r = 0; r < args.rows; ++r)
-      if (args.budgets[r] > least<index_t>(args.tokens[r], 1) && (from < 0 || args.budgets[r] > args.budgets[from]))
+      if (args.budgets[r] > min<index_t>(args.tokens[r], 1) && (from < 0 || args.budgets[r] > args.budgets[from]))
         from = r;
     if (from < 0) return;
     --args.budgets[from];
@@ -105,7 +105,7 @@ KVEVICT_DEVICE void reserve_rows(Cta& cta, const AdaArgs& args, AdaShared& share
   }
   const std::int64_t sum = block_scan(cta, fixed, shared.scratch).total;
   if (cta.thread() != 0) return;
-  args.want[group] = static_cast<std::uint32_t>(all ? 0 : most<std::int64_t>(0, total - sum));
+  args.want[group] = static_cast<std::uint32_t>(all ? 0 : max<std::int64_t>(0, total - sum));
   if (!all && sum > total) cta.smallest_global(*args.error, error_word(Fault::bad_plan, args.first_row + first, 0));
 }
 
@@ -131,8 +131,8 @@ KVEVICT_DEVICE void share_rows(Cta& cta, const AdaArgs& ada, const GroupArgs& ar
     }
     const Scanned<std::uint32_t> before = block_scan(cta, equal, shared.scratch);
     const std::uint32_t left = before.before < ties ? ties - before.before : 0u;
-    if (in) ada.budgets[row] = ada.reserved[row] + static_cast<index_t>(above + least(left, equal));
-    ties -= least(ties, before.total);
+    if (in) ada.budgets[row] = ada.reserved[row] + static_cast<index_t>(above + min(left, equal));
+    ties -= min(ties, before.total);
   }
 }
 
@@ -154,7 +154,7 @@ KVEVICT_DEVICE void scan_offsets(Cta& cta, const OffsetArgs& args, OffsetShared&
   if (cta.thread() == 0) args.offsets[0] = 0;
   for (std::int64_t base = 0; base < args.rows; base += cta.threads()) {
     const std::int64_t r = base + cta.thread();
-    const std::int64_t kept = r < args.rows ? least(most<index_t>(0, args.budgets[r]), args.tokens[r]) : 0;
+    const std::int64_t kept = r < args.rows ? min(max<index_t>(0, args.budgets[r]), args.tokens[r]) : 0;
     const Scanned<std::int64_t> scanned = block_scan(cta, kept, shared.scratch);
     if (r < args.rows) args.offsets[r + 1] = done + scanned.before + kept;
     done += scanned.total;

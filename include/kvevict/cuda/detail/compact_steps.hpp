@@ -38,12 +38,12 @@ struct KeepRows {
   const index_t* tokens;  // [heads]: rows before
 
   KVEVICT_HOST_DEVICE index_t count(index_t head) const noexcept {
-    const std::int64_t first = offsets[head], end = least(offsets[head + 1], listed);
-    return first < 0 ? 0 : static_cast<index_t>(least<std::int64_t>(most<std::int64_t>(0, end - first), tokens[head]));
+    const std::int64_t first = offsets[head], end = min(offsets[head + 1], listed);
+    return first < 0 ? 0 : static_cast<index_t>(min<std::int64_t>(max<std::int64_t>(0, end - first), tokens[head]));
   }
   // The i-th kept row, inside the head whatever the plan says (check_rows tells about bad ones).
   KVEVICT_HOST_DEVICE index_t row(index_t head, std::int64_t i) const noexcept {
-    return most<index_t>(0, least<index_t>(rows[offsets[head] + i], tokens[head] - 1));
+    return max<index_t>(0, min<index_t>(rows[offsets[head] + i], tokens[head] - 1));
   }
 };
 

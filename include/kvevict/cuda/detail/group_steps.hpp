@@ -53,8 +53,8 @@ struct GroupArgs {
   KVEVICT_HOST_DEVICE RankedRange chunk_of(index_t row, index_t at) const noexcept {
     const RankedRange all = ranges[row];
     const std::int64_t first = all.begin + std::int64_t{at} * chunk;
-    return {static_cast<index_t>(least<std::int64_t>(all.end, first)),
-            static_cast<index_t>(least<std::int64_t>(all.end, first + chunk))};
+    return {static_cast<index_t>(min<std::int64_t>(all.end, first)),
+            static_cast<index_t>(min<std::int64_t>(all.end, first + chunk))};
   }
 };
 
@@ -132,7 +132,7 @@ KVEVICT_DEVICE void count_digits(Cta& cta, const GroupArgs& args, int pass, Grou
 
 KVEVICT_HOST_DEVICE inline Threshold cut_of(GroupState state) noexcept {
   if (state.need == 0) return {largest_key, 0};
-  return {FixedDigits::key_of(state.prefix), static_cast<index_t>(least(state.need, 0x7fffffffu))};
+  return {FixedDigits::key_of(state.prefix), static_cast<index_t>(min(state.need, 0x7fffffffu))};
 }
 
 // Launch 3: entries of a chunk above and equal to the cut, below the ceiling.
@@ -166,8 +166,8 @@ KVEVICT_DEVICE void write_chunk(Cta& cta, const LongRowArgs& args, GroupShared& 
   index_t* out = args.select.out + args.select.offsets[row];
   if (task.kept == task.tokens) {
     const std::int64_t first = std::int64_t{at} * args.group.chunk;
-    const auto begin = static_cast<index_t>(least<std::int64_t>(task.tokens, first));
-    const auto end = static_cast<index_t>(least<std::int64_t>(task.tokens, first + args.group.chunk));
+    const auto begin = static_cast<index_t>(min<std::int64_t>(task.tokens, first));
+    const auto end = static_cast<index_t>(min<std::int64_t>(task.tokens, first + args.group.chunk));
     write_range(cta, begin, end - begin, out + begin);
     return;
   }
@@ -189,7 +189,7 @@ KVEVICT_DEVICE void write_chunk(Cta& cta, const LongRowArgs& args, GroupShared& 
   const WarpShare share = warp_share(cta, range.begin, range.end);
   const Counts own = count_share(cta, keys, share, cut);
   const WarpsBefore warps = scan_warps(cta, own.above, own.equal, shared.scratch);
-  const index_t ties_before = least(cut.ties, static_cast<index_t>(chunks.b_total + warps.b_before));
+  const index_t ties_before = min(cut.ties, static_cast<index_t>(chunks.b_total + warps.b_before));
   write_share(cta, keys, share, {cut.key, cut.ties - ties_before}, 0,
               out + task.sinks + static_cast<index_t>(chunks.a_total + warps.a_before) + ties_before);
 }

@@ -1,88 +1,28 @@
-// The arithmetic of the CUDA backend that can be wrong: keys, digits, ties, rounding, error words. Host and device run
-// the same functions, so that tests on any machine execute what the kernels execute.
+// Arithmetic of the CUDA backend that can be wrong: fixed digits and error words. Host and device run the same
+// functions, so that tests on any machine execute what the kernels execute.
 #pragma once
 #include <cstdint>
 
 #include "kvevict/config.hpp"
-#include "kvevict/core/half.hpp"
+#include "kvevict/core/arithmetic.hpp"
 #include "kvevict/core/protect.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/select/ordered_key.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::cuda {
 
-// ---- small integers; the standard library's are not device functions ----
-template <class T>
-KVEVICT_HOST_DEVICE constexpr T least(T a, T b) noexcept {
-  return b < a ? b : a;
-}
-template <class T>
-KVEVICT_HOST_DEVICE constexpr T most(T a, T b) noexcept {
-  return a < b ? b : a;
-}
-template <class T>
-KVEVICT_HOST_DEVICE constexpr T ceil_div(T a, T b) noexcept {
-  return (a + b - 1) / b;
-}
-template <class T>
-KVEVICT_HOST_DEVICE constexpr T round_up(T a, T b) noexcept {
-  return ceil_div(a, b) * b;
-}
-KVEVICT_HOST_DEVICE constexpr int bit_width(std::uint32_t x) noexcept {
-  int width = 0;
-  for (int step = 16; step > 0; step /= 2)
-    if (x >> step != 0) {
-      x >>= step;
-      width += step;
-    }
-  return width + static_cast<int>(x);
-}
-
-// ---- ordered keys ----
-inline constexpr std::int32_t infinity_key = 0x7f800000;
-inline constexpr std::int32_t largest_key = 0x7fffffff;
-
-// A score as an integer of the same order; -0 and +0 are both 0.
-KVEVICT_HOST_DEVICE constexpr std::int32_t ordered_key(float score) noexcept {
-  const std::uint32_t bits = detail::bits_of(score), magnitude = bits & 0x7fffffffu;
-  return static_cast<std::int32_t>((bits >> 31) != 0 ? 0u - magnitude : magnitude);
-}
-KVEVICT_HOST_DEVICE constexpr float score_of_key(std::int32_t key) noexcept {
-  return detail::float_of(key < 0 ? (0u - static_cast<std::uint32_t>(key)) | 0x80000000u
-                                  : static_cast<std::uint32_t>(key));
-}
-KVEVICT_HOST_DEVICE constexpr bool is_nan_key(std::int32_t key) noexcept {
-  return key > infinity_key || key < -infinity_key;
-}
-
-// Which entries are taken: all above `key`, and the first `ties` that equal it.
-struct Threshold {
-  std::int32_t key;
-  index_t ties;
-
-  KVEVICT_HOST_DEVICE constexpr bool above(std::int32_t k) const noexcept { return k > key; }
-  KVEVICT_HOST_DEVICE constexpr bool equal(std::int32_t k) const noexcept { return k == key; }
-};
-
-// Radix digits relative to the range [lo, hi] that still holds the cut: the digits adapt to the data, so that the bins
-// fill evenly and ranges of one value need no pass at all.
-struct KeyRange {
-  static constexpr int digit_bits = 11, bins = 1 << digit_bits;
-  std::int32_t lo, hi;
-
-  KVEVICT_HOST_DEVICE constexpr std::uint32_t width() const noexcept {
-    return static_cast<std::uint32_t>(hi) - static_cast<std::uint32_t>(lo);
-  }
-  KVEVICT_HOST_DEVICE constexpr int shift() const noexcept { return most(0, bit_width(width()) - digit_bits); }
-  KVEVICT_HOST_DEVICE constexpr bool holds(std::int32_t key) const noexcept { return lo <= key && key <= hi; }
-  KVEVICT_HOST_DEVICE constexpr std::uint32_t digit(std::int32_t key, int shift) const noexcept {
-    return (static_cast<std::uint32_t>(key) - static_cast<std::uint32_t>(lo)) >> shift;
-  }
-  KVEVICT_HOST_DEVICE constexpr KeyRange of_digit(std::uint32_t digit, int shift) const noexcept {
-    const std::uint32_t first = static_cast<std::uint32_t>(lo) + (digit << shift);
-    const std::uint32_t room = static_cast<std::uint32_t>(hi) - first, span = (std::uint32_t{1} << shift) - 1;
-    return {static_cast<std::int32_t>(first), static_cast<std::int32_t>(first + least(room, span))};
-  }
-};
+using detail::bit_width;
+using detail::ceil_div;
+using detail::infinity_key;
+using detail::is_nan_key;
+using detail::KeyRange;
+using detail::largest_key;
+using detail::max;
+using detail::min;
+using detail::ordered_key;
+using detail::round_up;
+using detail::score_of_key;
+using Threshold = detail::Threshold<index_t>;
 
 // Fixed digits of 11, 11 and 10 bits, for rows that several CTAs share and whose range nobody knows beforehand.
 struct FixedDigits {
@@ -125,17 +65,11 @@ KVEVICT_HOST_DEVICE constexpr index_t token_of(unsigned long long word) noexcept
 }
 
 // ---- rounding ----
-__extension__ using wide = unsigned __int128;
-
-// floor(whole * part / parts), all >= 0, parts > 0.
-KVEVICT_HOST_DEVICE constexpr std::int64_t floor_share(std::int64_t whole, std::int64_t part,
-                                                       std::int64_t parts) noexcept {
-  return static_cast<std::int64_t>(static_cast<wide>(whole) * static_cast<wide>(part) / static_cast<wide>(parts));
-}
 // What the floor cut off, in units of 1 / parts.
 KVEVICT_HOST_DEVICE constexpr std::int64_t share_remainder(std::int64_t whole, std::int64_t part,
                                                            std::int64_t parts) noexcept {
-  return static_cast<std::int64_t>(static_cast<wide>(whole) * static_cast<wide>(part) % static_cast<wide>(parts));
+  __extension__ using wide = __int128;
+  return static_cast<std::int64_t>(static_cast<wide>(whole) * part % parts);
 }
 // Largest remainder: whether part i comes before part j when left-over rows are handed out.
 KVEVICT_HOST_DEVICE constexpr bool before_by_remainder(std::int64_t remainder_i, std::int64_t i,
@@ -148,17 +82,17 @@ KVEVICT_HOST_DEVICE constexpr bool before_by_remainder(std::int64_t remainder_i,
 KVEVICT_HOST_DEVICE constexpr ProtectedRows set_aside(Protect protect, index_t tokens, std::int64_t total,
                                                       std::int64_t heads) noexcept {
   const std::int64_t cap =
-      protect.share == ProtectShare::half ? ceil_div(total, 2 * heads) : most<std::int64_t>(1, total / heads);
-  return protect_at_most(protect_asked(protect, tokens), static_cast<index_t>(least<std::int64_t>(cap, tokens)));
+      protect.share == ProtectShare::half ? ceil_div(total, 2 * heads) : max<std::int64_t>(1, total / heads);
+  return protect_at_most(protect_asked(protect, tokens), static_cast<index_t>(min<std::int64_t>(cap, tokens)));
 }
 // Rows that every head keeps, max(1, floor(floor * m)), with the floor in millionths.
 KVEVICT_HOST_DEVICE constexpr std::int64_t ada_reserve(std::int64_t total, std::int64_t heads,
                                                        std::int64_t millionths) noexcept {
-  return most<std::int64_t>(1, floor_share(total, millionths, heads * 1'000'000));
+  return max<std::int64_t>(1, scaled_floor(total, millionths, heads * 1'000'000));
 }
 // Best scored rows that are reserved in a head on top of what was set aside.
 KVEVICT_HOST_DEVICE constexpr index_t ada_least(std::int64_t reserve, index_t tokens, ProtectedRows aside) noexcept {
-  return static_cast<index_t>(most<std::int64_t>(0, least<std::int64_t>(reserve, tokens) - aside.count()));
+  return static_cast<index_t>(max<std::int64_t>(0, min<std::int64_t>(reserve, tokens) - aside.count()));
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI::cuda

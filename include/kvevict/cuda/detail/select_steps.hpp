@@ -53,7 +53,7 @@ struct RowTask {
 };
 template <class T>
 KVEVICT_HOST_DEVICE RowTask row_task(const SelectArgs<T>& args, std::int64_t row) {
-  const index_t tokens = args.tokens[row], kept = least(most<index_t>(0, args.budgets[row]), tokens);
+  const index_t tokens = args.tokens[row], kept = min(max<index_t>(0, args.budgets[row]), tokens);
   Protect protect = args.protect;
   if (args.group_totals) {
     const ProtectedRows aside = set_aside(protect, tokens, args.group_totals[row / args.group_rows], args.group_rows);
@@ -97,8 +97,8 @@ template <class Cta, class Bin>
 KVEVICT_DEVICE void pick_bin(Cta& cta, std::uint32_t count, Bin bin, std::uint32_t need, BlockScratch& scratch,
                              std::uint32_t& digit, std::uint32_t& left) {
   const auto threads = static_cast<std::uint32_t>(cta.threads()), each = ceil_div(count, threads);
-  const std::uint32_t first = least(count, static_cast<std::uint32_t>(cta.thread()) * each),
-                      last = least(count, first + each);
+  const std::uint32_t first = min(count, static_cast<std::uint32_t>(cta.thread()) * each),
+                      last = min(count, first + each);
   std::uint32_t own = 0;
   for (std::uint32_t i = first; i < last; ++i) own += bin(count - 1 - i);
   std::uint32_t above = block_scan(cta, own, scratch).before;
@@ -150,7 +150,7 @@ template <class Cta>
 KVEVICT_DEVICE WarpShare warp_share(const Cta& cta, index_t begin, index_t end) {
   const auto count = static_cast<std::int64_t>(end) - begin;
   const std::int64_t each = round_up(ceil_div<std::int64_t>(count, cta.warps()), std::int64_t{warp_size});
-  const std::int64_t first = least(count, each * cta.warp()), last = least(count, first + each);
+  const std::int64_t first = min(count, each * cta.warp()), last = min(count, first + each);
   return {static_cast<index_t>(begin + first), static_cast<index_t>(begin + last)};
 }
 
@@ -182,7 +182,7 @@ KVEVICT_DEVICE void write_share(Cta& cta, const Keys& keys, WarpShare share, Thr
     const std::uint32_t taken = cta.ballot(take);
     if (take) out[count_bits(taken & before)] = base + static_cast<index_t>(i);
     out += count_bits(taken);
-    cut.ties = most(0, cut.ties - count_bits(equals));
+    cut.ties = max(0, cut.ties - count_bits(equals));
   }
 }
 
@@ -212,8 +212,8 @@ KVEVICT_DEVICE KeyRange read_row(Cta& cta, const SelectArgs<T>& args, std::int64
       if (is_nan_key(key[u]))
         cta.smallest_global(*args.error,
                             error_word(Fault::nan_score, args.first_row + row, sinks + static_cast<index_t>(i)));
-      lo = least(lo, key[u]);
-      hi = most(hi, key[u]);
+      lo = min(lo, key[u]);
+      hi = max(hi, key[u]);
       if (i < keys.staged) keys.shared[i] = key[u];
     }
   }
@@ -244,7 +244,7 @@ KVEVICT_DEVICE void select_row(Cta& cta, const SelectArgs<T>& args, SelectShared
     return;
   }
   const index_t n = task.ranked(), taken = task.taken();
-  const RowKeys<T> keys{args.scores + row * args.row_stride + task.sinks, staged_keys, least(args.staged, n)};
+  const RowKeys<T> keys{args.scores + row * args.row_stride + task.sinks, staged_keys, min(args.staged, n)};
   const KeyRange range = read_row(cta, args, row, task.sinks, n, keys, shared);
   Threshold cut{largest_key, 0};
   if (taken > 0) cut = find_cut(cta, keys, n, range, taken, shared);
@@ -259,7 +259,7 @@ KVEVICT_DEVICE void select_row(Cta& cta, const SelectArgs<T>& args, SelectShared
   if (!out) return;
   write_range(cta, 0, task.sinks, out);
   write_range(cta, task.tokens - task.newest, task.newest, out + task.sinks + taken);
-  const index_t ties_before = least(cut.ties, static_cast<index_t>(before.b_before));
+  const index_t ties_before = min(cut.ties, static_cast<index_t>(before.b_before));
   write_share(cta, keys, share, {cut.key, cut.ties - ties_before}, task.sinks,
               out + task.sinks + static_cast<index_t>(before.a_before) + ties_before);
 }

@@ -88,7 +88,7 @@ KVEVICT_DEVICE void score_norms(Cta& cta, const KeyArgs<T>& args) {
     const std::int64_t row = base + cta.thread() / row_lanes;
     const float score = -row_norm(cta, load_row(keys, row, cta.lane()));
     if (row >= keys.rows) continue;
-    largest = most(largest, ordered_key(score));
+    largest = max(largest, ordered_key(score));
     if (cta.lane() % row_lanes == 0) args.out[head * args.out_stride + row] = score;
   }
   raise_largest(cta, args.largest, largest);
@@ -105,7 +105,7 @@ KVEVICT_DEVICE void sum_directions(Cta& cta, const KeyArgs<T>& args, float* shar
   for (std::int64_t base = std::int64_t{cta.block_x()} * rows; base < keys.rows;
        base += std::int64_t{args.parts} * rows) {
     const RowPieces<T> row = load_row(keys, base + own, cta.lane());
-    const float inverse = 1.f / most(row_norm(cta, row), 1e-12f);
+    const float inverse = 1.f / max(row_norm(cta, row), 1e-12f);
     KVEVICT_UNROLL
     for (int p = 0; p < most_row_pieces; ++p)
       for (int e = 0; e < elements; ++e) sum[p][e] += piece_element<T>(row.piece[p], e) * inverse;
@@ -134,7 +134,7 @@ KVEVICT_DEVICE void score_directions(Cta& cta, const KeyArgs<T>& args, float* sh
     double all = 0;
     for (index_t p = 0; p < args.parts; ++p)
       all += static_cast<double>(args.partial[(std::int64_t{head} * args.parts + p) * keys.cols + c]);
-    shared[c] = static_cast<float>(all / static_cast<double>(most<std::int64_t>(1, keys.rows)));
+    shared[c] = static_cast<float>(all / static_cast<double>(max<std::int64_t>(1, keys.rows)));
   }
   cta.sync();
   float squares = 0.f;
@@ -154,9 +154,9 @@ KVEVICT_DEVICE void score_directions(Cta& cta, const KeyArgs<T>& args, float* sh
         if (col < keys.cols) dot += piece_element<T>(key.piece[p], e) * shared[col];
       }
     dot = row_sum(cta, dot);
-    const float score = -dot / most(row_norm(cta, key) * length, 1e-8f);
+    const float score = -dot / max(row_norm(cta, key) * length, 1e-8f);
     if (row >= keys.rows) continue;
-    largest = most(largest, ordered_key(score));
+    largest = max(largest, ordered_key(score));
     if (cta.lane() % row_lanes == 0) args.out[head * args.out_stride + row] = score;
   }
   raise_largest(cta, args.largest, largest);
@@ -188,7 +188,7 @@ KVEVICT_DEVICE void raise_sinks(Cta& cta, const RowArgs& args, index_t sinks) {
   const index_t row = cta.block_x();
   const std::int32_t key = *args.largest;
   const float value = key > -infinity_key && key < infinity_key ? score_of_key(key) + 1.f : 1.f;
-  for (index_t i = cta.thread(); i < least(sinks, args.tokens[row]); i += cta.threads())
+  for (index_t i = cta.thread(); i < min(sinks, args.tokens[row]); i += cta.threads())
     args.out[row * args.stride + i] = value;
 }
 
@@ -209,12 +209,12 @@ KVEVICT_DEVICE void log_softmax_row(Cta& cta, const RowArgs& args, SoftmaxShared
   float* out = args.out + row * args.stride;
   float highest = kvevict::detail::float_of(0xff800000u);
   for (index_t i = cta.thread(); i < tokens; i += cta.threads())
-    if (is_finite(in[i])) highest = most(highest, in[i]);
+    if (is_finite(in[i])) highest = max(highest, in[i]);
   highest = warp_max(cta, highest);
   if (cta.lane() == 0) shared.most[cta.warp()] = highest;
   cta.sync();
   highest = shared.most[0];
-  for (int w = 1; w < cta.warps(); ++w) highest = most(highest, shared.most[w]);
+  for (int w = 1; w < cta.warps(); ++w) highest = max(highest, shared.most[w]);
   double sum = 0;
   for (index_t i = cta.thread(); i < tokens; i += cta.threads())
     if (is_finite(in[i])) sum += static_cast<double>(cta.exp(in[i] - highest));

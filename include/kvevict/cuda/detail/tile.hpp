@@ -147,7 +147,7 @@ KVEVICT_DEVICE void walk_tiles(Cta& cta, Problem& problem, Piece* staged) {
     }
     problem.begin(token);
     for (int chunk = 0; chunk < problem.row_tiles; chunk += problem.chunk_tiles) {
-      const int count = least(problem.chunk_tiles, problem.row_tiles - chunk);
+      const int count = min(problem.chunk_tiles, problem.row_tiles - chunk);
       if (!resident || step == 0) {
         cta.sync();
         KVEVICT_NO_UNROLL

@@ -131,7 +131,7 @@ KVEVICT_DEVICE void score_tokens(Cta& cta, const TokenArgs<T>& args, unsigned ch
   TokenProblem<T, Blocks, Tiles, Cta> problem{
       cta, args,      head, hidden, args.row_tiles, args.chunk_tiles, args.terms, args.steps, cta.block_x() * columns,
       0,   distances, {}};
-  problem.end = least(static_cast<index_t>(args.keys[head].rows), problem.first + columns);
+  problem.end = min(static_cast<index_t>(args.keys[head].rows), problem.first + columns);
   if (problem.first < problem.end) walk_tiles<T, Blocks, Tiles>(cta, problem, staged);
 }
 

@@ -196,13 +196,13 @@ struct LseProblem : WindowProblem<T, Tiles, Cta> {
     KVEVICT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = tile * tile_rows + lane / 4 + 8 * half;
-      const index_t sees = least(this->rows[row].visible, this->end) - (token + 2 * (lane % 4));
+      const index_t sees = min(this->rows[row].visible, this->end) - (token + 2 * (lane % 4));
       float highest = lowest_float;
       KVEVICT_UNROLL
       for (int i = 0; i < 2 * Tiles; ++i)
-        if (token_offset(i / 2, i & 1) < sees) highest = most(highest, c[i / 2][2 * half + (i & 1)] * this->args.scale);
-      highest = most(highest, this->cta.shuffle_xor(highest, 1));
-      highest = most(highest, this->cta.shuffle_xor(highest, 2));
+        if (token_offset(i / 2, i & 1) < sees) highest = max(highest, c[i / 2][2 * half + (i & 1)] * this->args.scale);
+      highest = max(highest, this->cta.shuffle_xor(highest, 1));
+      highest = max(highest, this->cta.shuffle_xor(highest, 2));
       float sum = 0.f;
       KVEVICT_UNROLL
       for (int i = 0; i < 2 * Tiles; ++i)
@@ -215,7 +215,7 @@ struct LseProblem : WindowProblem<T, Tiles, Cta> {
   }
 
   KVEVICT_DEVICE static LogSum add(const Cta& cta, LogSum a, LogSum b) {
-    const float highest = most(a.most, b.most);
+    const float highest = max(a.most, b.most);
     return {highest, a.sum * cta.exp2(a.most - highest) + b.sum * cta.exp2(b.most - highest)};
   }
 };
@@ -229,7 +229,7 @@ KVEVICT_DEVICE void sum_exponentials(Cta& cta, const WindowArgs<T>& args, unsign
   LseProblem<T, Tiles, Cta> problem(cta, args, cta.block_y(), rows, sums);
   const index_t columns = args.steps * cta.warps() * (Tiles * tile_tokens);
   problem.first = cta.block_x() * columns;
-  problem.end = least(problem.tokens, problem.first + columns);
+  problem.end = min(problem.tokens, problem.first + columns);
   problem.read_rows(false, 0.f);
   if (problem.first < problem.end) walk_tiles<T, Blocks, Tiles>(cta, problem, reinterpret_cast<Piece*>(shared));
   cta.sync();
@@ -312,7 +312,7 @@ struct ScoreProblem : WindowProblem<T, Tiles, Cta> {
       const int at = token_offset(i / 2, i & 1);
       const float sum = sum_over_rows(this->cta, column[i / 2][i & 1]);
       column[i / 2][i & 1] = 0.f;
-      if (low <= at && at < room) to[at] = raise ? most(to[at], sum) : sum;
+      if (low <= at && at < room) to[at] = raise ? max(to[at], sum) : sum;
     }
   }
 
@@ -321,7 +321,7 @@ struct ScoreProblem : WindowProblem<T, Tiles, Cta> {
     const float* in = sums + row * columns + at;
     float out = in[0];
     for (index_t o = 1; o < 2 * this->args.halo() + 1; ++o)
-      out = this->args.pool == PoolOp::max ? most(out, in[o]) : out + in[o];
+      out = this->args.pool == PoolOp::max ? max(out, in[o]) : out + in[o];
     return this->args.pool == PoolOp::avg ? out / static_cast<float>(this->args.kernel) : out;
   }
 };
@@ -357,9 +357,9 @@ KVEVICT_DEVICE void score_window(Cta& cta, const WindowArgs<T>& args, unsigned c
         value = problem.pooled(r, i);
         if (out_rows == 1)
           for (index_t q = 1; q < sum_rows; ++q)
-            value = args.group_op == GroupOp::max ? most(value, problem.pooled(q, i)) : value + problem.pooled(q, i);
+            value = args.group_op == GroupOp::max ? max(value, problem.pooled(q, i)) : value + problem.pooled(q, i);
         if (out_rows == 1 && sum_rows > 1 && args.group_op == GroupOp::mean) value /= static_cast<float>(args.group);
-        largest = most(largest, ordered_key(value));
+        largest = max(largest, ordered_key(value));
       }
       out[r * args.out_stride + begin + i] = value;
     }
@@ -378,7 +378,7 @@ KVEVICT_DEVICE void fill_protected(Cta& cta, const WindowArgs<T>& args, index_t 
   const float value = score_of_key(*args.largest) + 1.f;
   float* out = args.out + std::int64_t{cta.block_y()} * args.out_stride;
   for (index_t i = cta.thread(); i < used; i += cta.threads()) out[tokens - used + i] = value;
-  for (index_t i = cta.thread(); i < least(sinks, tokens); i += cta.threads()) out[i] = value;
+  for (index_t i = cta.thread(); i < min(sinks, tokens); i += cta.threads()) out[i] = value;
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI::cuda

@@ -1,0 +1,34 @@
+// A score that is NaN cannot be ranked: how selection says so.
+#pragma once
+#include <stdexcept>
+
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/shape.hpp"
+
+namespace kvevict::inline KVEVICT_ABI {
+
+// Its row (0 where there is one row only) and its index there. Planners turn it into a message that names policy,
+// layer, head and token.
+struct NanScore : std::domain_error {
+  index_t row, token;
+  NanScore(index_t at_row, index_t at_token)
+      : std::domain_error(
+            joined_text("NaN score in row ", at_row, ", token ", at_token, "; a number or an infinity is required")),
+        row(at_row),
+        token(at_token) {}
+};
+
+namespace detail {
+
+// Runs f(), which ranks one row and knows it as row 0; a NaN score leaves with the number of the row.
+template <class F>
+decltype(auto) ranking_row(index_t row, F&& f) {
+  try {
+    return f();
+  } catch (const NanScore& nan) {
+    throw NanScore(row, nan.token);
+  }
+}
+
+}  // namespace detail
+}  // namespace kvevict::inline KVEVICT_ABI
