@@ -17,6 +17,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/cpu/simd.hpp"
+#include "kvevict/cpu/token_network.hpp"
 #include "kvevict/lkv/lkv_t.hpp"
 
 namespace kvevict::bench {

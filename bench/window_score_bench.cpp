@@ -29,6 +29,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/half.hpp"
 #include "kvevict/cpu/simd.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/score/snapkv.hpp"
 
 namespace kvevict::bench {

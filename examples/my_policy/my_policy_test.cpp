@@ -45,9 +45,9 @@ TEST_CASE("the rows with the largest values stay") {
 
 TEST_CASE("the norm is a parameter") {
   // Norm 1 of head 0: 7, 1, 14, 2: with one protected sink and two rows, the sink and the best of the others.
-  const auto p = plan(Policy{FirstHeads{1, 1.0}, ValueNorm{1, 1}}, small_cache(), Budget::rows(3));
+  const auto p = plan(Policy{FirstHeads{1, 1.0}, ValueNorm{{.sinks = 1}, 1}}, small_cache(), Budget::rows(3));
   CHECK(head(p, 0) == std::vector<index_t>{0, 2, 3});
-  CHECK_THROWS_AS(plan(Policy{FirstHeads{}, ValueNorm{3, 0}}, small_cache(), Budget::rows(2)), std::invalid_argument);
+  CHECK_THROWS_AS(plan(Policy{FirstHeads{}, ValueNorm{{}, 3}}, small_cache(), Budget::rows(2)), std::invalid_argument);
 }
 
 TEST_CASE("the first head gets its weight in rows, and the sum is exact") {

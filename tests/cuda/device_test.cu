@@ -196,7 +196,7 @@ void test_scorers(const char* type, index_t dim, index_t group) {
       }
   compare_scores(model, score::KNorm{}, 1e-6f, "key norms" + name);
   compare_scores(model, score::KeyDiff{}, 1e-5f, "KeyDiff" + name);
-  compare_scores(model, score::Position{4, ProtectShare::score}, 0.f, "positions" + name);
+  compare_scores(model, score::Position{{.sinks = 4, .protect = ProtectShare::score}}, 0.f, "positions" + name);
 }
 
 template <class T>

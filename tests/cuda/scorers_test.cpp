@@ -11,6 +11,7 @@
 
 #include "host_cta.hpp"
 #include "kvevict/allocate/flat.hpp"
+#include "kvevict/cpu/score_heads.hpp"
 #include "kvevict/cuda/detail/simple_steps.hpp"
 #include "kvevict/cuda/detail/token_weights.hpp"
 #include "kvevict/lkv/token_input.hpp"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "host_cta.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/cuda/detail/window_steps.hpp"
 #include "kvevict/score/snapkv.hpp"
 

@@ -15,6 +15,7 @@
 #include "kvevict/allocate/apportion.hpp"
 #include "kvevict/allocate/pyramid.hpp"
 #include "kvevict/allocate/uniform.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/score/snapkv.hpp"
 #include "kvevict/select/selector.hpp"
 

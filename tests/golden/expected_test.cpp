@@ -1,5 +1,6 @@
 // Golden parity of Expected Attention: query statistics are taken from the recorded queries before RoPE.
 #include "kvevict/score/expected.hpp"
+#include "kvevict/cpu/expected_attention.hpp"
 
 #include <doctest/doctest.h>
 

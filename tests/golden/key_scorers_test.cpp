@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/golden.hpp"
+#include "kvevict/cpu/score_heads.hpp"
 #include "kvevict/rope/rope_ops.hpp"
 #include "kvevict/score/keydiff.hpp"
 #include "kvevict/score/knorm.hpp"
@@ -69,7 +70,7 @@ TEST_CASE("position with protect=full keeps the rows of kvpress' StreamingLLM") 
   for (const std::string& name : golden::set_names()) {
     CAPTURE(name);
     const golden::Set set = golden::load(name);
-    const score::Position scorer{4, ProtectShare::full};
+    const score::Position scorer{{.sinks = 4, .protect = ProtectShare::full}};
     const Scored got = run(scorer, set);
     for (const auto& [tag, kept] : set.at("streaming").kept)
       CHECK(golden::kept_mismatch(kept, selected(got, kept, scorer.protection())) == "");

@@ -11,6 +11,7 @@
 #include "kvevict/core/parameters.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/cpu/topk.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/score/snapkv.hpp"
 
 namespace {

@@ -13,6 +13,9 @@
 
 #include "kvevict/allocate/ada.hpp"
 #include "kvevict/allocate/uniform.hpp"
+#include "kvevict/cpu/expected_attention.hpp"
+#include "kvevict/cpu/score_heads.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
 #include "kvevict/model/decoder.hpp"

@@ -13,6 +13,7 @@
 #include "common/temp_dir.hpp"
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/cpu/token_network.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
 #include "kvevict/lkv/lkv_h.hpp"

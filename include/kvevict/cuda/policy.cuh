@@ -90,7 +90,7 @@ class CudaPlanner {
     cuda::ScoredRows rows{nullptr, width, heads, device_tokens_.data() + at, width, at};
     const bool ranked = needs_scores(l);
     if (ranked) {
-      check_inputs(plan_.specification, scorer_.needs, scorer_.window_rows(), o);
+      check_inputs(plan_.specification, needs_of(scorer_), scorer_.window_rows(), o);
       score_on(exec, scorer_, o, Matrix<float>{score_memory(exec, scores_, width), heads, width, width});
       rows.scores = scores_.data();
     }

@@ -9,8 +9,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,8 +21,8 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
-#include "kvevict/io/shipped.hpp"
 #include "kvevict/lkv/head_net.hpp"
+#include "kvevict/lkv/lkv_file.hpp"
 #include "kvevict/lkv/token_net.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -206,43 +204,5 @@ inline void write_lkv_checkpoint(const std::filesystem::path& path, const LkvSiz
   }
   out.write(path);
 }
-
-// The parameter `file` of both LKV parts: a path or `shipped:NAME`, and the checkpoint behind it, read at first use and
-// shared by all copies. Safe to use from several threads.
-class LkvFile {
- public:
-  LkvFile() = default;
-  // data_folders: where shipped files lie, after $KVEVICT_DATA (io/shipped.hpp).
-  explicit LkvFile(std::string path, std::vector<std::filesystem::path> data_folders = {})
-      : path_(std::move(path)), folders_(std::move(data_folders)), slot_(std::make_shared<Slot>()) {}
-
-  const std::string& path() const noexcept { return path_; }  // as given
-  // Throws std::invalid_argument naming `who` where no file was given, format_error where it cannot be found or read.
-  const LkvCheckpoint& checkpoint(std::string_view who) const {
-    if (path_.empty())
-      fail_argument(who, ": no weights; file=\"PATH\" must name a checkpoint made by `kvevict train lkv`");
-    std::call_once(slot_->once, [this] {
-      slot_->checkpoint = std::make_unique<const LkvCheckpoint>(resolve_shipped(path_, folders_));
-    });
-    return *slot_->checkpoint;
-  }
-
-  friend std::string print_value(const LkvFile& file) { return kvevict::print_value(file.path_); }
-  friend bool parse_value(std::string_view text, LkvFile& file) {
-    std::string path;
-    if (!kvevict::parse_value(text, path)) return false;
-    if (path != file.path_) file = LkvFile(path, file.folders_);
-    return true;
-  }
-
- private:
-  struct Slot {
-    std::once_flag once;
-    std::unique_ptr<const LkvCheckpoint> checkpoint;
-  };
-  std::string path_;
-  std::vector<std::filesystem::path> folders_;
-  std::shared_ptr<Slot> slot_;
-};
 
 }  // namespace kvevict::inline KVEVICT_ABI

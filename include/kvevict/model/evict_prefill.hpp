@@ -49,7 +49,7 @@ EvictedPrefill prefill_and_evict(const host_exec& exec, const Decoder& decoder, 
   out.rows_full = shape.heads_total() * n;
   std::int64_t held = 0;  // in layers that are done
   CaptureOptions capture;
-  capture.add(policy.scorer.needs, policy.scorer.window_rows());
+  capture.add(needs_of(policy.scorer), policy.scorer.window_rows());
   const auto layer_rows = [&](index_t layer) {
     std::int64_t sum = 0;
     for (index_t h = 0; h < shape.kv_heads; ++h) sum += cache.tokens(layer, h);

@@ -20,7 +20,7 @@ class AnyScorer {
   template <class S>
   requires(!std::same_as<S, AnyScorer> && TokenScorer<S, float> && TokenScorer<S, fp16_t> &&
            TokenScorer<S, bf16_t>) explicit AnyScorer(S scorer)
-      : needs(scorer.needs),
+      : needs(needs_of(scorer)),
         heads_comparable(kvevict::heads_comparable(scorer)),
         self_(std::make_shared<const Model<S>>(std::move(scorer))) {}
 

@@ -33,7 +33,7 @@ struct LayerObservation {
 
   CacheShape shape;
   index_t layer = 0;
-  float softmax_scale = 1.f;
+  float softmax_scale = 0.f;  // of the attention logits; 0 is none, which scorers that look at logits refuse
   Rope rope;
   std::span<const Rows<const T>> keys, values;          // [kv_heads]; keys[h].rows is the head's number of tokens
   std::span<const std::span<const index_t>> positions;  // [kv_heads][tokens]

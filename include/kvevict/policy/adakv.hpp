@@ -1,6 +1,7 @@
 // Ada-KV (arXiv 2407.11550): the heads of a layer share its rows by the scores they hold. docs/policies/adakv.md.
 #pragma once
 #include "kvevict/allocate/ada.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/snapkv.hpp"
 

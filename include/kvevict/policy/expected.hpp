@@ -1,6 +1,7 @@
 // Expected Attention (arXiv 2510.00636): rows that future queries are expected to look at. docs/policies/expected.md.
 #pragma once
 #include "kvevict/allocate/uniform.hpp"
+#include "kvevict/cpu/expected_attention.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/expected.hpp"
 

@@ -1,6 +1,7 @@
 // Knorm (arXiv 2406.11430): rows with a small key norm stay. docs/policies/knorm.md.
 #pragma once
 #include "kvevict/allocate/uniform.hpp"
+#include "kvevict/cpu/score_heads.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/knorm.hpp"
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 
+#include "kvevict/cpu/token_network.hpp"
 #include "kvevict/lkv/lkv_h.hpp"
 #include "kvevict/lkv/lkv_t.hpp"
 #include "kvevict/policy/policy.hpp"

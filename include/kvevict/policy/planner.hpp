@@ -18,6 +18,7 @@
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/parameters.hpp"
 #include "kvevict/core/protect.hpp"
+#include "kvevict/cpu/score_heads.hpp"
 #include "kvevict/plan/plan.hpp"
 #include "kvevict/score/concepts.hpp"
 #include "kvevict/select/selector.hpp"
@@ -220,7 +221,7 @@ class LayerPlanner {
 
   template <class T>
   std::vector<float> score(const host_exec& exec, const LayerObservation<T>& o) const {
-    check_inputs(plan_.specification, scorer_.needs, scorer_.window_rows(), o);
+    check_inputs(plan_.specification, needs_of(scorer_), scorer_.window_rows(), o);
     const index_t width = o.most_tokens();
     std::vector<float> scores(static_cast<std::size_t>(shape_.kv_heads) * static_cast<std::size_t>(width));
     score_on(exec, scorer_, o, Matrix<float>{scores.data(), shape_.kv_heads, width, width});

@@ -2,6 +2,7 @@
 // docs/policies/pyramidkv.md.
 #pragma once
 #include "kvevict/allocate/pyramid.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/snapkv.hpp"
 

@@ -2,6 +2,7 @@
 // Formula, variants of the published codes and deviations: docs/policies/snapkv.md.
 #pragma once
 #include "kvevict/allocate/uniform.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/snapkv.hpp"
 

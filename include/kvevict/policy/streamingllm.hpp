@@ -1,6 +1,7 @@
 // StreamingLLM (arXiv 2309.17453): the first rows and the newest. docs/policies/streamingllm.md.
 #pragma once
 #include "kvevict/allocate/uniform.hpp"
+#include "kvevict/cpu/score_heads.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/position.hpp"
 

@@ -5,93 +5,45 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <span>
 #include <string_view>
+#include <vector>
 
-#include "kvevict/core/parallel.hpp"
-#include "kvevict/score/detail/row_math.hpp"
-#include "kvevict/score/detail/scorer_support.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/score/head_scorer.hpp"
 
-namespace kvevict::inline KVEVICT_ABI {
-
-namespace score {
+namespace kvevict::inline KVEVICT_ABI::score {
 
 // score of a row = its share in the softmax over the prompt rows alone, summed over the continuation's queries and the
 // query heads of the group; float64 inside. Only recorded dumps have such queries.
-// O(q_heads * continuation * tokens * head_dim_k); scratch per thread: the head's keys and two doubles per token.
-struct Oracle {
+// O(q_heads * continuation * tokens * head_dim_k); memory per thread: the head's keys and two doubles per token.
+struct Oracle : HeadScorer {
   static constexpr std::string_view name = "oracle";
-  static constexpr Needs needs = Needs::keys | Needs::future_queries;
+  static constexpr Needs needs = Needs::keys | Needs::future_queries | Needs::softmax_scale;
   static constexpr bool heads_comparable = true;  // attention masses
 
-  index_t sinks = 0;
-  ProtectShare protect = ProtectShare::half;
-
-  template <class Self, class Visit>
-  static void parameters(Self& self, Visit&& visit) {
-    visit("sinks", self.sinks);
-    visit("protect", self.protect);
-  }
-
-  index_t window_rows() const noexcept { return 0; }
-  Protect protection() const noexcept { return {sinks, 0, protect}; }
-
-  // out: [kv_heads][most tokens of a head].
-  template <CacheElement T>
-  friend void score_on(const host_exec& exec, const Oracle& s, const LayerObservation<T>& o, Matrix<float> out) {
-    s.score_layer(exec, o, out);
-  }
-
- private:
-  template <class T>
-  void score_layer(const host_exec& exec, const LayerObservation<T>& o, Matrix<float> out) const {
-    detail::check_scoring(name, needs, sinks, o, out);
-    if (std::ssize(o.extras.future_queries) != o.shape.q_heads)
-      fail_argument(name, ": layer ", o.layer, " has continuation queries of ", o.extras.future_queries.size(),
-                    " query heads; the shape says ", o.shape.q_heads);
-    const auto tokens = static_cast<std::size_t>(o.most_tokens()), dim = static_cast<std::size_t>(o.shape.head_dim_k);
-    parallel_for(exec, out.rows, 2 * tokens * sizeof(double) + (tokens + 2) * dim * sizeof(float),
-                 [&](std::int64_t h, std::span<std::byte> scratch) {
-                   auto* mass = reinterpret_cast<double*>(scratch.data());
-                   auto* logits = mass + tokens;
-                   auto* floats = reinterpret_cast<float*>(logits + tokens);
-                   score_head(o, static_cast<index_t>(h), mass, logits, floats, out.row(static_cast<index_t>(h)));
-                 });
-    detail::raise_sinks(protect, sinks, o, out);
-  }
-
-  template <class T>
-  static void score_head(const LayerObservation<T>& o, index_t head, double* mass, double* logits, float* floats,
-                         float* out) {
-    const Rows<const T>& keys = o.keys[static_cast<std::size_t>(head)];
-    const std::int64_t tokens = keys.rows;
-    const index_t dim = keys.cols;
-    float* query_buffer = floats + tokens * dim;
-    for (std::int64_t j = 0; j < tokens; ++j) {  // widened once for all queries
-      const float* k = detail::float_row(keys, j, floats + j * dim);
-      if (k != floats + j * dim) std::copy_n(k, dim, floats + j * dim);
-    }
-    std::fill_n(mass, tokens, 0.0);
-    const index_t group = o.shape.group();
-    for (index_t g = 0; g < group; ++g) {
-      const Rows<const T>& queries = o.extras.future_queries[static_cast<std::size_t>(head * group + g)];
-      for (std::int64_t i = 0; i < queries.rows; ++i) {
-        const float* q = detail::float_row(queries, i, query_buffer);
+  void score_head(const Head& head, std::span<float> out) const {
+    const std::size_t tokens = head.tokens(), dim = head.key_dim();
+    const auto scale = static_cast<double>(head.softmax_scale());
+    std::vector<float> keys(tokens * dim);  // widened once for all queries
+    for (std::size_t t = 0; t < tokens; ++t) std::copy_n(head.key(t).data(), dim, keys.data() + t * dim);
+    std::vector<double> mass(tokens), logits(tokens);
+    for (std::size_t g = 0; g < head.group(); ++g) {
+      const FloatRows queries = head.future_queries(g);
+      for (std::size_t i = 0; i < queries.size(); ++i) {
+        const std::span<const float> q = queries[i];
         double most = -std::numeric_limits<double>::infinity(), sum = 0;
-        for (std::int64_t j = 0; j < tokens; ++j) {
-          logits[j] = detail::dot_double(q, floats + j * dim, dim) * static_cast<double>(o.softmax_scale);
-          most = std::max(most, logits[j]);
+        for (std::size_t t = 0; t < tokens; ++t) {
+          logits[t] = dot_double(q, std::span(keys).subspan(t * dim, dim)) * scale;
+          most = std::max(most, logits[t]);
         }
-        for (std::int64_t j = 0; j < tokens; ++j) sum += logits[j] = std::exp(logits[j] - most);
-        for (std::int64_t j = 0; j < tokens; ++j) mass[j] += logits[j] / sum;
+        for (std::size_t t = 0; t < tokens; ++t) sum += logits[t] = std::exp(logits[t] - most);
+        for (std::size_t t = 0; t < tokens; ++t) mass[t] += logits[t] / sum;
       }
     }
-    for (std::int64_t j = 0; j < tokens; ++j) out[j] = static_cast<float>(mass[j]);
+    std::transform(mass.begin(), mass.end(), out.begin(), [](double m) { return static_cast<float>(m); });
   }
 };
 
-}  // namespace score
-
-}  // namespace kvevict::inline KVEVICT_ABI
+}  // namespace kvevict::inline KVEVICT_ABI::score

@@ -1,3 +1,4 @@
+#include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/score/snapkv.hpp"
 
 #include <doctest/doctest.h>
@@ -398,7 +399,7 @@ TEST_CASE("U35: working memory can be sized beforehand, and a limit bounds it fo
       s.window = 16;
       s.group = GroupReduction::max;
       s.scratch_limit = limit;
-      Arena arena(s.scratch_bytes(layer.shape, 300, threads));
+      Arena arena(window_scratch_bytes(s, layer.shape, 300, threads));
       const std::size_t before = arena.bytes();
       const auto got = scores_of(s, layer, {threads, &arena});
       CHECK(arena.bytes() == before);
@@ -408,10 +409,10 @@ TEST_CASE("U35: working memory can be sized beforehand, and a limit bounds it fo
   const index_t million = 1000000;
   score::SnapKV s;
   // One head's window x group x tokens floats, and what does not grow with the tokens.
-  CHECK(s.scratch_bytes(shape, million) <= std::size_t{32} * 4 * million * 4 + 1024 * 1024);
-  CHECK(s.scratch_bytes(shape, million, 1, true) <= 1024 * 1024);
+  CHECK(window_scratch_bytes(s, shape, million) <= std::size_t{32} * 4 * million * 4 + 1024 * 1024);
+  CHECK(window_scratch_bytes(s, shape, million, 1, true) <= 1024 * 1024);
   s.scratch_limit = std::int64_t{1} << 20;
-  CHECK(s.scratch_bytes(shape, million) <= std::size_t{1} << 20);
+  CHECK(window_scratch_bytes(s, shape, million) <= std::size_t{1} << 20);
 }
 
 TEST_CASE("scores are bit-identical for any number of threads") {

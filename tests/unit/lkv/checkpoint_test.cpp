@@ -1,5 +1,6 @@
 // The checkpoint file, the allocator `lkv-h` and the scorer `lkv-t` that read it.
 #include "kvevict/lkv/checkpoint.hpp"
+#include "kvevict/cpu/token_network.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,7 @@
 #include "kvevict/model/evict_prefill.hpp"
+#include "kvevict/cpu/expected_attention.hpp"
+#include "kvevict/cpu/score_heads.hpp"
+#include "kvevict/cpu/window_attention.hpp"
 
 #include <doctest/doctest.h>
 

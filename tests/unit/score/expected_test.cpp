@@ -1,4 +1,5 @@
 #include "kvevict/score/expected.hpp"
+#include "kvevict/cpu/expected_attention.hpp"
 
 #include <doctest/doctest.h>
 

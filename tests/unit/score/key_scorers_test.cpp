@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "kvevict/cpu/score_heads.hpp"
 #include "kvevict/score/keydiff.hpp"
 #include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
@@ -67,13 +68,14 @@ TEST_CASE("position scores a row by its index and protects four sinks") {
   CHECK(keys.scores(score::Position{}) == F{{0, 1, 2}, {0}});
   CHECK(score::Position{}.protection().sinks == 4);
   CHECK(score::Position{}.protection().window == 0);
-  CHECK(keys.scores(score::Position{2, ProtectShare::score}) == F{{3, 3, 2}, {3}});
+  CHECK(keys.scores(score::Position{{.sinks = 2, .protect = ProtectShare::score}}) == F{{3, 3, 2}, {3}});
 }
 
 TEST_CASE("knorm is the negative length of the key") {
   const Keys<float> keys({{3, 4, 0, 0, -6, 8}, {1, 0}}, 2);
   CHECK(keys.scores(score::KNorm{}) == F{{-5, -0.f, -10}, {-1}});
-  CHECK(keys.scores(score::KNorm{1, ProtectShare::score}) == F{{1, -0.f, -10}, {1}});  // largest 0, plus 1
+  CHECK(keys.scores(score::KNorm{{.sinks = 1, .protect = ProtectShare::score}}) ==
+        F{{1, -0.f, -10}, {1}});  // largest 0, plus 1
   CHECK_FALSE(heads_comparable(score::KNorm{}));
 }
 
@@ -95,7 +97,7 @@ TEST_CASE("random follows from seed, layer, head and position alone") {
   const std::vector<std::vector<float>> rows(2, std::vector<float>(5, 1.f));
   const F a = Keys<float>(rows, 1).scores(score::Random{});
   CHECK(a == Keys<bf16_t>(rows, 1).scores(score::Random{}));
-  CHECK(a != Keys<float>(rows, 1).scores(score::Random{1}));
+  CHECK(a != Keys<float>(rows, 1).scores(score::Random{{}, 1}));
   CHECK(a != Keys<float>(rows, 1, 1).scores(score::Random{}));
   CHECK(a[0] != a[1]);
   const std::uint64_t key = detail::splitmix64(std::uint64_t{1} << 32 ^ 6u);  // layer 0, head 1, position 3 * 2
@@ -171,10 +173,10 @@ TEST_CASE("lengths 0 and 1, and a head without rows, are legal") {
   const Keys<float> keys({{}, {3, 4}}, 2);
   CHECK(keys.scores(score::KNorm{}) == F{{}, {-5}});
   CHECK(keys.scores(score::KeyDiff{})[1][0] == doctest::Approx(-1));
-  CHECK(keys.scores(score::Position{4, ProtectShare::score}) == F{{}, {1}});
+  CHECK(keys.scores(score::Position{{.sinks = 4, .protect = ProtectShare::score}}) == F{{}, {1}});
   CHECK(keys.scores(score::Random{})[0].empty());
   const Keys<float> none({{}, {}}, 2);
-  CHECK(none.scores(score::KeyDiff{1, ProtectShare::score}) == F{{}, {}});
+  CHECK(none.scores(score::KeyDiff{{.sinks = 1, .protect = ProtectShare::score}}) == F{{}, {}});
 }
 
 TEST_CASE("simple scorers refuse a call that does not fit, naming themselves") {
@@ -183,7 +185,7 @@ TEST_CASE("simple scorers refuse a call that does not fit, naming themselves") {
   const auto o = keys.layer.observation();
   CHECK_THROWS_WITH_AS(score_on(host_exec{}, score::KNorm{}, o, Matrix<float>{out.data(), 1, 2, 2}),
                        "knorm: scores [1][2] asked of layer 0; [1][3] is required", std::invalid_argument);
-  CHECK_THROWS_AS(score_on(host_exec{}, score::Position{-1}, o, Matrix<float>{out.data(), 1, 3, 3}),
+  CHECK_THROWS_AS(score_on(host_exec{}, score::Position{{.sinks = -1}}, o, Matrix<float>{out.data(), 1, 3, 3}),
                   std::invalid_argument);
   Keys<float> lacking({{1, 2, 3}}, 1);
   lacking.layer.positions.clear();

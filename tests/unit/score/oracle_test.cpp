@@ -1,4 +1,5 @@
 #include "kvevict/score/oracle.hpp"
+#include "kvevict/cpu/score_heads.hpp"
 
 #include <doctest/doctest.h>
 

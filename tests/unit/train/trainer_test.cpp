@@ -1,4 +1,5 @@
 #include "kvevict/train/trainer.hpp"
+#include "kvevict/cpu/token_network.hpp"
 
 #include <doctest/doctest.h>
 #include <signal.h>
