@@ -55,7 +55,7 @@ template <class T>
 struct OwnedObservation {
   CacheShape shape;
   index_t layer = 0;
-  float softmax_scale = 1.f;
+  float softmax_scale = 0.f;
   Rope rope;
   std::vector<Rows<const T>> keys, values;
   std::vector<std::span<const index_t>> positions;
