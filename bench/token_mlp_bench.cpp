@@ -1,5 +1,5 @@
 // token_mlp/<implementation>/<tokens>: LKV-T's scores of one head, d 128, 128 hidden units, float32, one thread.
-// Suffixes: h32, h64 (hidden units), d64, f16, and unrotate for keys that are turned back before RoPE. `eigen_tiled`
+// Suffixes: h32, h64 (hidden units), d64, f16, and unrotate for keys that are rotated back before RoPE. `eigen_tiled`
 // is the same network as two matrix products per 512 tokens, `fma_floor` the time that its multiply-adds take at the
 // processor's peak, measured by a loop of independent ones.
 #include <benchmark/benchmark.h>

@@ -216,7 +216,7 @@ TEST_CASE("the softmax that makes heads comparable is the host's") {
   for (std::size_t i = 0; i < 200; ++i) CHECK((out[i] == want[i] || std::abs(out[i] - want[i]) < 1e-5f));
 }
 
-TEST_CASE("keys before RoPE: rows are turned back as the host turns them") {
+TEST_CASE("keys before RoPE: rows are rotated back as the host rotates them") {
   const Layer<fp16_t> layer(16, 8, {70});
   const std::vector<float> inv_freq{1.f, 0.3f, 0.1f, 0.02f, 0.004f, 1e-4f};
   for (const RopeStyle style : {RopeStyle::half, RopeStyle::interleaved}) {
@@ -227,14 +227,14 @@ TEST_CASE("keys before RoPE: rows are turned back as the host turns them") {
     rope.inv_freq = inv_freq;
     rope.attention_factor = 1.25f;
     std::vector<float> coarse(12 * (newest / 64 + 1)), fine(12 * 64), got(70 * 16), want(70 * 24);
-    const cuda::TurnArgs turns{inv_freq.data(), 6, style == RopeStyle::interleaved, 1.25f, coarse.data(), fine.data(),
-                               newest / 64 + 1};
+    const cuda::RotationArgs rotations{
+        inv_freq.data(), 6, style == RopeStyle::interleaved, 1.25f, coarse.data(), fine.data(), newest / 64 + 1};
     launch({cuda::ceil_div(6 * (newest / 64 + 1 + 64), 64), 1, 1}, 64, 0, Order::forward,
-           [&](HostCta& cta, void*) { cuda::fill_turns(cta, turns); });
+           [&](HostCta& cta, void*) { cuda::fill_rotations(cta, rotations); });
     launch({cuda::ceil_div(70 * 16, 64), 1, 1}, 64, 0, Order::forward, [&](HostCta& cta, void*) {
-      cuda::widen_rows(cta, layer.owner.keys[0], layer.positions[0].data(), &turns, got.data());
+      cuda::widen_rows(cta, layer.owner.keys[0], layer.positions[0].data(), &rotations, got.data());
     });
-    const KeyUnrotation host(rope, newest);
+    const InverseRotation host(rope, newest);
     token_inputs(layer.owner.keys[0], layer.owner.values[0], layer.owner.positions[0],
                  TokenFrame{{KeyFrame::pre_rope, TokenFeatures::none}, &host, newest}, 0, 70, want.data());
     for (std::size_t r = 0; r < 70; ++r)

@@ -34,8 +34,8 @@ void token_scores(const host_exec& exec, const LayerObservation<T>& o, TokenInpu
   TokenFrame frame{input, nullptr, 0};
   for (const auto& p : o.positions)
     if (!p.empty()) frame.newest = std::max(frame.newest, p.back());
-  std::optional<KeyUnrotation> unrotation;
-  if (input.key_frame == KeyFrame::pre_rope) frame.unrotation = &unrotation.emplace(o.rope, frame.newest);
+  std::optional<InverseRotation> inverse;
+  if (input.key_frame == KeyFrame::pre_rope) frame.inverse = &inverse.emplace(o.rope, frame.newest);
 
   const std::int64_t shares = (o.most_tokens() + share - 1) / share;
   std::size_t packed = 0, inputs = 0, work = 0;

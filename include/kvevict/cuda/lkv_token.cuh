@@ -1,5 +1,5 @@
 // LKV-T on the device: a small network per head over [key ; value], on the tensor cores (token_steps.hpp). Networks
-// trained on keys before RoPE run in float32 on rows that are turned back head by head. Scores agree with the host
+// trained on keys before RoPE run in float32 on rows that are rotated back head by head. Scores agree with the host
 // within 1e-5 of the head's largest. Nothing waits once the weights are there.
 #pragma once
 #include <cuda_runtime.h>
@@ -33,16 +33,16 @@ __global__ void __launch_bounds__(WalkShape::threads, 2) token_kernel(const __gr
   score_tokens<T, Blocks, tiles_for<T, Blocks>>(cta, args, shared_memory);
 }
 template <class Args>
-__global__ void __launch_bounds__(256) turns_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(256) rotations_kernel(const __grid_constant__ Args args) {
   DeviceCta cta;
-  fill_turns(cta, args);
+  fill_rotations(cta, args);
 }
 template <class T>
 __global__ void __launch_bounds__(256)
-    widen_kernel(const __grid_constant__ Rows<const T> from, const index_t* positions, bool turned,
-                 const __grid_constant__ TurnArgs turns, float* to) {
+    widen_kernel(const __grid_constant__ Rows<const T> from, const index_t* positions, bool rotated,
+                 const __grid_constant__ RotationArgs rotations, float* to) {
   DeviceCta cta;
-  widen_rows(cta, from, positions, turned ? &turns : nullptr, to);
+  widen_rows(cta, from, positions, rotated ? &rotations : nullptr, to);
 }
 
 template <class T, int Blocks>
@@ -93,7 +93,7 @@ class LayerTokenNets {
     if (positions && (std::ssize(o.positions) != shape_.kv_heads || newest < 0))
       fail_argument("lkv-t: layer ", o.layer, ": these networks look at positions; they are not given");
     if (o.most_tokens() == 0) return;
-    if (input_.key_frame == KeyFrame::pre_rope) score_turned(exec, o, newest, out);
+    if (input_.key_frame == KeyFrame::pre_rope) score_before_rope(exec, o, newest, out);
     else score_rows<T>(exec, o.keys, o.values, o.positions, newest, 0, out);
   }
 
@@ -156,22 +156,23 @@ class LayerTokenNets {
     });
   }
   // One head after the other through float32 rows of working memory.
-  void score_turned(const cuda_exec& exec, const LayerObservation<T>& o, index_t newest, Matrix<float> out) const {
-    const index_t pairs = o.rope.rotary_dim / 2, coarse_rows = newest / turn_step + 1;
+  void score_before_rope(const cuda_exec& exec, const LayerObservation<T>& o, index_t newest, Matrix<float> out) const {
+    const index_t pairs = o.rope.rotary_dim / 2, coarse_rows = newest / rotation_step + 1;
     if (pairs < 1 || o.rope.rotary_dim > shape_.head_dim_k || std::ssize(o.rope.inv_freq) != pairs)
-      fail_argument("lkv-t: layer ", o.layer, ": RoPE turns ", o.rope.rotary_dim, " values by ", o.rope.inv_freq.size(),
-                    " frequencies, keys have ", shape_.head_dim_k);
+      fail_argument("lkv-t: layer ", o.layer, ": RoPE rotates ", o.rope.rotary_dim, " values by ",
+                    o.rope.inv_freq.size(), " frequencies, keys have ", shape_.head_dim_k);
     const DeviceArray<float> frequencies = uploaded(exec, o.rope.inv_freq);
-    DeviceArray<float> tables(exec, 2ll * pairs * (coarse_rows + turn_step));
-    const TurnArgs turns{frequencies.data(),
-                         pairs,
-                         o.rope.style == RopeStyle::interleaved,
-                         o.rope.attention_factor,
-                         tables.data(),
-                         tables.data() + 2ll * pairs * coarse_rows,
-                         coarse_rows};
+    DeviceArray<float> tables(exec, 2ll * pairs * (coarse_rows + rotation_step));
+    const RotationArgs rotations{frequencies.data(),
+                                 pairs,
+                                 o.rope.style == RopeStyle::interleaved,
+                                 o.rope.attention_factor,
+                                 tables.data(),
+                                 tables.data() + 2ll * pairs * coarse_rows,
+                                 coarse_rows};
     const auto blocks = [](std::int64_t items) { return static_cast<unsigned>(ceil_div<std::int64_t>(items, 256)); };
-    kernels::turns_kernel<<<blocks(std::int64_t{pairs} * (coarse_rows + turn_step)), 256, 0, exec.stream>>>(turns);
+    kernels::rotations_kernel<<<blocks(std::int64_t{pairs} * (coarse_rows + rotation_step)), 256, 0, exec.stream>>>(
+        rotations);
     DeviceArray<float> keys(exec, std::int64_t{o.most_tokens()} * packed_stride<float>(shape_.head_dim_k)),
         values(exec, std::int64_t{o.most_tokens()} * packed_stride<float>(shape_.head_dim_v));
     for (index_t h = 0; h < shape_.kv_heads; ++h) {
@@ -179,9 +180,9 @@ class LayerTokenNets {
       const std::int64_t tokens = o.keys[i].rows;
       if (tokens == 0) continue;
       kernels::widen_kernel<T><<<blocks(tokens * packed_stride<float>(shape_.head_dim_k)), 256, 0, exec.stream>>>(
-          o.keys[i], o.positions[i].data(), true, turns, keys.data());
+          o.keys[i], o.positions[i].data(), true, rotations, keys.data());
       kernels::widen_kernel<T><<<blocks(tokens * packed_stride<float>(shape_.head_dim_v)), 256, 0, exec.stream>>>(
-          o.values[i], o.positions[i].data(), false, turns, values.data());
+          o.values[i], o.positions[i].data(), false, rotations, values.data());
       Rows<const float> k = dense_rows<const float>(keys.data(), tokens, shape_.head_dim_k),
                         v = dense_rows<const float>(values.data(), tokens, shape_.head_dim_v);
       k.row_stride = packed_stride<float>(k.cols);

@@ -15,6 +15,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
+#include "kvevict/rope/frequencies.hpp"
 #include "kvevict/rope/rope.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -40,14 +41,6 @@ struct DumpInfo {
     return {rope_style, static_cast<index_t>(2 * rope_inv_freq.size()), rope_inv_freq, rope_attention_factor};
   }
 };
-
-// Angles per position of a plain rotary embedding: theta^(-2i / rotary_dim), i in [0, rotary_dim / 2).
-inline std::vector<float> rope_frequencies(double theta, index_t rotary_dim) {
-  std::vector<float> out;
-  for (index_t i = 0; i < rotary_dim / 2; ++i)
-    out.push_back(static_cast<float>(std::pow(theta, -2.0 * i / rotary_dim)));
-  return out;
-}
 
 // What is wrong with the shared fields taken together, or an empty text. Each field alone has been looked at.
 inline std::string dump_info_problem(const DumpInfo& d) {

@@ -16,6 +16,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/dump_info.hpp"
 #include "kvevict/io/safetensors.hpp"
+#include "kvevict/rope/frequencies.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 

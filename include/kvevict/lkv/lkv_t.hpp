@@ -42,7 +42,7 @@ void check_key_frame(std::string_view scorer, const LayerObservation<T>& o) {
   check_inputs(scorer, Needs::rope, 0, o);
   if (o.rope.rotary_dim < 2 || o.rope.rotary_dim > o.shape.head_dim_k ||
       o.rope.inv_freq.size() != static_cast<std::size_t>(o.rope.rotary_dim / 2))
-    fail_argument(scorer, ": layer ", o.layer, ": RoPE turns ", o.rope.rotary_dim, " values by ",
+    fail_argument(scorer, ": layer ", o.layer, ": RoPE rotates ", o.rope.rotary_dim, " values by ",
                   o.rope.inv_freq.size(), " frequencies, keys have ", o.shape.head_dim_k);
 }
 

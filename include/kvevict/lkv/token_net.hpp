@@ -16,7 +16,7 @@
 
 namespace kvevict::inline KVEVICT_ABI {
 
-// The frame of the key that the network sees: as cached, or turned back to position 0.
+// The frame of the key that the network sees: as cached, or rotated back to position 0.
 enum class KeyFrame { post_rope, pre_rope };
 constexpr auto words_of(KeyFrame) noexcept { return std::to_array<std::string_view>({"post-rope", "pre-rope"}); }
 

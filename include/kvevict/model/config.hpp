@@ -20,6 +20,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/io/json.hpp"
+#include "kvevict/rope/frequencies.hpp"
 #include "kvevict/rope/rope.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -43,29 +44,6 @@ struct ModelConfig {
   // Valid while this config lives.
   Rope rope() const noexcept { return {rope_style, head_dim, inv_freq, 1.f}; }
 };
-
-// theta^(-2i / dim) for i < dim / 2, in float32 as the models were trained.
-inline std::vector<float> trained_frequencies(double theta, index_t dim) {
-  std::vector<float> out(static_cast<std::size_t>(dim / 2));
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(dim);
-    out[i] = 1.f / static_cast<float>(std::pow(theta, static_cast<double>(exponent)));
-  }
-  return out;
-}
-
-// Llama 3's long-context scaling: slow frequencies are divided by `factor`, fast ones stay, a linear ramp between.
-inline void scale_llama3(std::vector<float>& inv_freq, double factor, double low, double high, double original) {
-  for (float& f : inv_freq) {
-    const double wavelength = 2 * std::numbers::pi / f;
-    if (wavelength > original / low) {
-      f = static_cast<float>(f / factor);
-    } else if (wavelength >= original / high) {
-      const double smooth = (original / wavelength - low) / (high - low);
-      f = static_cast<float>((1 - smooth) * f / factor + smooth * f);
-    }
-  }
-}
 
 namespace detail {
 
@@ -192,7 +170,7 @@ class ConfigReader {
     };
     if (scaling.contains("rope_theta")) c.rope_theta = number("rope_theta");
     if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta)) refuse("rope_theta", "a positive number is required");
-    c.inv_freq = trained_frequencies(c.rope_theta, c.head_dim);
+    c.inv_freq = rope_frequencies(c.rope_theta, c.head_dim);
     const auto type = scaling.value("rope_type", scaling.value("type", nlohmann::json("default")));
     const bool llama3 = type == "llama3";
     if (!llama3 && type != "default") refuse(name, "rope_type \"default\" or \"llama3\" is required");

@@ -24,6 +24,7 @@
 #include "kvevict/model/packed.hpp"
 #include "kvevict/model/weights.hpp"
 #include "kvevict/rope/rope.hpp"
+#include "kvevict/rope/rope_table.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -44,7 +45,7 @@ struct ForwardState {
   Matrix<const float> rows() const noexcept { return {hidden.data(), tokens, width, width}; }
 
   FloatBuffer normed, qkv, attended, gate_up, activated, lse;  // one chunk of tokens
-  kernel::RotaryTable rotary;
+  RopeTable<float, RopeAngle::float32> rotations;              // [position]
   std::vector<index_t> positions;
 };
 
@@ -226,8 +227,7 @@ inline void Decoder::rotate(const host_exec& exec, std::span<const index_t> posi
   kernel::for_row_blocks(exec, qkv.rows, [&](index_t first, index_t last) {
     for (index_t r = first; r < last; ++r)
       for (index_t h = 0; h < config_.q_heads + config_.kv_heads; ++h)
-        state.rotary.rotate(config_.rope_style, positions[static_cast<std::size_t>(r)],
-                            qkv.row(r) + h * config_.head_dim);
+        state.rotations.rotate(positions[static_cast<std::size_t>(r)], qkv.row(r) + h * config_.head_dim);
   });
 }
 
@@ -245,7 +245,10 @@ void Decoder::forward(const host_exec& exec, std::span<const index_t> tokens, co
   state.tokens = n, state.width = hidden;
   const auto stream = sized(state.hidden, n, hidden);
   for (index_t i = 0; i < n; ++i) weights_.embedding.row(tokens[static_cast<std::size_t>(i)], stream.row(i));
-  state.rotary.prepare(config_.rope(), 1 + *std::max_element(state.positions.begin(), state.positions.end()));
+  const index_t last = *std::max_element(state.positions.begin(), state.positions.end());
+  const Rope rope = config_.rope();
+  while (state.rotations.rows() <= last)
+    state.rotations.add(rope, state.rotations.rows(), static_cast<double>(rope.attention_factor));
 
   for (index_t layer = 0; layer < config_.layers; ++layer) {
     const LayerWeights& w = weights_.layers[static_cast<std::size_t>(layer)];

@@ -1,4 +1,4 @@
-// The parts of a decoder block that are no matrix product: RMSNorm, rotation of queries and keys, the gated SiLU. Each
+// The parts of a decoder block that are no matrix product: RMSNorm and the gated SiLU. Each
 // works on whole rows, so that no result depends on how rows are shared among threads.
 #pragma once
 #include <algorithm>
@@ -6,14 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/model/vector.hpp"
-#include "kvevict/rope/rope.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::kernel {
 
@@ -65,44 +63,5 @@ inline void gated_silu(const host_exec& exec, Matrix<const float> x, Matrix<floa
     }
   });
 }
-
-// Cosines and sines of the angles position * inv_freq, kept for all positions up to the largest that was needed.
-// The angle is rounded to float32 before the cosine is taken, as the models were trained and recorded.
-class RotaryTable {
- public:
-  // Makes positions [0, count) ready.
-  void prepare(const Rope& rope, index_t count) {
-    half_ = static_cast<index_t>(rope.inv_freq.size());
-    for (auto p = static_cast<index_t>(half_ ? table_.size() / (2 * rope.inv_freq.size()) : 0); p < count; ++p) {
-      for (const float f : rope.inv_freq) table_.push_back(turn(rope, p, f, [](double a) { return std::cos(a); }));
-      for (const float f : rope.inv_freq) table_.push_back(turn(rope, p, f, [](double a) { return std::sin(a); }));
-    }
-  }
-  // Rotates one head's row in place.
-  void rotate(RopeStyle style, index_t position, float* x) const noexcept {
-    const float* cosine = table_.data() + std::int64_t{2} * position * half_;
-    const float* sine = cosine + half_;
-    if (style == RopeStyle::half) {
-      for (index_t i = 0; i < half_; ++i) turn_pair(x[i], x[i + half_], cosine[i], sine[i]);
-    } else {
-      for (index_t i = 0; i < half_; ++i) turn_pair(x[2 * i], x[2 * i + 1], cosine[i], sine[i]);
-    }
-  }
-
- private:
-  template <class Function>
-  static float turn(const Rope& rope, index_t position, float frequency, Function function) {
-    const float angle = static_cast<float>(position) * frequency;
-    return static_cast<float>(function(static_cast<double>(angle))) * rope.attention_factor;
-  }
-  static void turn_pair(float& a, float& b, float c, float s) noexcept {
-    const float first = a * c - b * s;
-    b = b * c + a * s;
-    a = first;
-  }
-
-  index_t half_ = 0;
-  std::vector<float> table_;  // [position][cosines, sines][half]
-};
 
 }  // namespace kvevict::inline KVEVICT_ABI::kernel

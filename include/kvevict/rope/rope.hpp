@@ -13,7 +13,7 @@ namespace kvevict::inline KVEVICT_ABI {
 enum class RopeStyle { half, interleaved };  // element i pairs with i + rotary_dim / 2, or 2i with 2i + 1
 constexpr auto words_of(RopeStyle) noexcept { return std::to_array<std::string_view>({"half", "interleaved"}); }
 
-// A row at position p turns each pair i by the angle p * inv_freq[i]; elements from rotary_dim on are left alone.
+// At position p each pair i is rotated by the angle p * inv_freq[i]; elements from rotary_dim on are left alone.
 struct Rope {
   RopeStyle style = RopeStyle::half;
   index_t rotary_dim = 0;

@@ -27,6 +27,7 @@
 #include "kvevict/lkv/token_input.hpp"
 #include "kvevict/model/config.hpp"
 #include "kvevict/model/decoder.hpp"
+#include "kvevict/rope/rope_table.hpp"
 #include "kvevict/train/frozen_weights.hpp"
 #include "kvevict/train/masked_attention.hpp"
 #include "kvevict/train/masked_context.hpp"
@@ -105,20 +106,20 @@ class MaskedDecoder {
       detail::norm_row_backward(x.row(r), weight, x.cols, epsilon(), dy.row(r), dx.row(r), true);
   }
   // Norm of heads, where the model has it, then rotation.
-  void turn_heads(Matrix<const T> raw, const T* weight, Matrix<T> out) const {
+  void rotate_heads(Matrix<const T> raw, const T* weight, Matrix<T> out) const {
     const index_t d = config_->head_dim;
     for (index_t r = 0; r < raw.rows; ++r)
       for (index_t c = 0; c < raw.cols; c += d) {
         if (weight) detail::norm_row(raw.row(r) + c, weight, d, epsilon(), out.row(r) + c);
-        turns_.apply(r, out.row(r) + c, false);
+        rotations_.rotate(r, out.row(r) + c);
       }
   }
-  void turn_heads_backward(Matrix<const T> raw, const T* weight, Matrix<T> grad) const {
+  void rotate_heads_backward(Matrix<const T> raw, const T* weight, Matrix<T> grad) const {
     const index_t d = config_->head_dim;
     for (index_t r = 0; r < raw.rows; ++r)
       for (index_t c = 0; c < raw.cols; c += d) {
         T* const g = grad.row(r) + c;
-        turns_.apply(r, g, true);
+        rotations_.rotate_inverse(r, g);
         if (weight) detail::norm_row_backward(raw.row(r) + c, weight, d, epsilon(), g, g, false);
       }
   }
@@ -156,7 +157,7 @@ class MaskedDecoder {
   std::vector<index_t> first_, positions_;
   std::vector<std::vector<VisibleRange>> visible_;  // [context][rows of the group]
   std::vector<std::vector<index_t>> seen_;          // likewise, rows of the context; empty: all
-  detail::RowTurns<T> turns_;
+  RopeTable<T, RopeAngle::float32> rotations_;      // [row of the packed batch]
   MaskedAttentionState<T> attention_;
   detail::GrowingMatrix<T> final_memory_, normed_, attended_, queries_, outputs_, grad_outputs_, grad_queries_, keys_,
       values_, grad_, grad_normed_, grad_wide_, grad_q_, grad_k_, grad_v_, scored_, logits_;
@@ -213,7 +214,9 @@ void MaskedDecoder<T, U>::forward(std::span<const Context> contexts) {
     repeat(seen_[i], group());
     first_.push_back(static_cast<index_t>(positions_.size()));
   }
-  turns_.prepare(config_->rope(), positions_);
+  const Rope rope = config_->rope();
+  rotations_.clear();
+  for (const index_t p : positions_) rotations_.add(rope, p, static_cast<double>(rope.attention_factor));
   const index_t rows = first_.back();
   final_ = final_memory_.view(rows, config_->hidden);
   index_t r = 0;
@@ -244,8 +247,8 @@ void MaskedDecoder<T, U>::block(index_t layer, Matrix<T> x) {
   product(normed, w.q, w.q_bias, s.q_raw);
   product(normed, w.k, w.k_bias, s.k_raw);
   product(normed, w.v, w.v_bias, s.v);
-  turn_heads(s.q_raw, w.q_norm, s.q);
-  turn_heads(s.k_raw, w.k_norm, s.k);
+  rotate_heads(s.q_raw, w.q_norm, s.q);
+  rotate_heads(s.k_raw, w.k_norm, s.k);
   attend(layer, attended);
   product(attended, w.o, w.o_bias, x, true);
 
@@ -371,8 +374,8 @@ void MaskedDecoder<T, U>::block_backward(index_t layer, double beta) {
   product_backward(dx, w.o, dattended, false);
   attend_backward(layer, dattended, dq, dk, dv);
   if (layer == 0) return;
-  turn_heads_backward(s.q_raw, w.q_norm, dq);
-  turn_heads_backward(s.k_raw, w.k_norm, dk);
+  rotate_heads_backward(s.q_raw, w.q_norm, dq);
+  rotate_heads_backward(s.k_raw, w.k_norm, dk);
   product_backward(dq, w.q, dn, false);
   product_backward(dk, w.k, dn, true);
   product_backward(dv, w.v, dn, true);

@@ -1,17 +1,15 @@
-// The parts of a decoder block that are no matrix product, forward and backward, on any scalar: RMSNorm, rotation, the
-// gated SiLU. elementwise.hpp has the fast float forms of inference.
+// The parts of a decoder block that are no matrix product, forward and backward, on any scalar: RMSNorm, the gated
+// SiLU. elementwise.hpp has the fast float forms of inference.
 #pragma once
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
-#include <span>
 #include <vector>
 
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/rope/rope.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::detail {
 
@@ -41,40 +39,6 @@ void norm_row_backward(const T* x, const T* weight, index_t width, T epsilon, co
   if (add) out += factor * w * g - slope * in;
   else out = factor * w * g - slope * in;
 }
-
-// Turns of the rows of one call, at their positions: angles rounded to float32 as in inference.
-template <std::floating_point T>
-class RowTurns {
- public:
-  void prepare(const Rope& rope, std::span<const index_t> positions) {
-    style_ = rope.style;
-    half_ = static_cast<index_t>(rope.inv_freq.size());
-    turns_.clear();
-    for (const index_t p : positions)
-      for (const float f : rope.inv_freq) {
-        const auto angle = static_cast<double>(static_cast<float>(p) * f), factor = double{rope.attention_factor};
-        turns_.push_back({static_cast<T>(std::cos(angle) * factor), static_cast<T>(std::sin(angle) * factor)});
-      }
-  }
-  // Rotates one head of row r; the transposed rotation carries gradients back.
-  void apply(index_t r, T* x, bool transposed) const noexcept {
-    const Turn* t = turns_.data() + static_cast<std::size_t>(r) * static_cast<std::size_t>(half_);
-    for (index_t i = 0; i < half_; ++i) {
-      T &a = style_ == RopeStyle::half ? x[i] : x[2 * i], &b = style_ == RopeStyle::half ? x[i + half_] : x[2 * i + 1];
-      const T c = t[i].cosine, s = transposed ? -t[i].sine : t[i].sine, first = a * c - b * s;
-      b = b * c + a * s;
-      a = first;
-    }
-  }
-
- private:
-  struct Turn {
-    T cosine, sine;
-  };
-  RopeStyle style_ = RopeStyle::half;
-  index_t half_ = 0;
-  std::vector<Turn> turns_;
-};
 
 // out = silu(gate) * up, [width].
 template <std::floating_point T>

@@ -51,8 +51,11 @@ struct StudentMasks {
 class LkvStudent {
  public:
   LkvStudent(const LkvTeacher& teacher, const LkvLayout& layout, const InputScale& scale,
-             const KeyUnrotation& unrotation)
-      : layout_(layout), scale_(&scale), unrotation_(&unrotation), decoder_(teacher.config(), teacher.weights()) {}
+             const InverseRotation& inverse_rotation)
+      : layout_(layout),
+        scale_(&scale),
+        inverse_rotation_(&inverse_rotation),
+        decoder_(teacher.config(), teacher.weights()) {}
 
   // One forward and backward pass. Adds the gradients of LKV-T to `gradients` (laid out as parameters) and fills in the
   // results of each task.
@@ -87,10 +90,10 @@ class LkvStudent {
 
   // Inputs of one head, [tokens][inputs], unscaled; written.
   static void inputs(const LkvSizes& sizes, const TeacherContext& context, std::int64_t head,
-                     const KeyUnrotation& unrotation, std::vector<index_t>& positions, float* out) {
+                     const InverseRotation& inverse_rotation, std::vector<index_t>& positions, float* out) {
     positions.resize(static_cast<std::size_t>(context.tokens));
     std::iota(positions.begin(), positions.end(), 0);
-    const TokenFrame frame{sizes.input, &unrotation, context.tokens - 1};
+    const TokenFrame frame{sizes.input, &inverse_rotation, context.tokens - 1};
     const std::int64_t at = head * context.tokens;
     token_inputs(dense_rows(context.keys.data() + at * sizes.head_dim_k, context.tokens, sizes.head_dim_k),
                  dense_rows(context.values.data() + at * sizes.head_dim_v, context.tokens, sizes.head_dim_v),
@@ -163,7 +166,7 @@ class LkvStudent {
     task.empty_heads = 0;
     for (std::size_t h = 0; h < heads(); ++h) {
       float* const x = m.x.row(static_cast<index_t>(h) * m.u.cols);
-      inputs(layout_.sizes(), *task.teacher, static_cast<std::int64_t>(h), *unrotation_, positions_, x);
+      inputs(layout_.sizes(), *task.teacher, static_cast<std::int64_t>(h), *inverse_rotation_, positions_, x);
       const float *mean = scale_->mean.data() + h * width, *inverse = scale_->inverse.data() + h * width;
       for (index_t t = 0; t < m.u.cols; ++t)
         for (std::size_t i = 0; i < width; ++i) {
@@ -236,7 +239,7 @@ class LkvStudent {
 
   LkvLayout layout_;
   const InputScale* scale_;
-  const KeyUnrotation* unrotation_;
+  const InverseRotation* inverse_rotation_;
   MaskedDecoder<float, fp16_t> decoder_;
   std::vector<Memory> memory_;
   std::vector<MaskedContext<float, fp16_t>> contexts_;

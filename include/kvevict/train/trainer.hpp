@@ -140,7 +140,7 @@ class LkvTrainer {
         adam_(layout_.size(), {0.9, 0.999, 1e-8, recipe.weight_decay, recipe.clip}),
         scale_(InputScale::identity(layout_.sizes())),
         rope_(teacher.config().rope()),
-        unrotation_(rope_, set_.longest()) {
+        inverse_rotation_(rope_, set_.longest()) {
     const auto first = initial_parameters<float>(layout_, recipe.seed);
     parameters_.assign(first.begin(), first.end());
   }
@@ -182,7 +182,7 @@ class LkvTrainer {
   std::string tensor_name(std::size_t parameter) const;
   LkvStudent& student(std::size_t i) {
     while (students_.size() <= i)
-      students_.push_back(std::make_unique<LkvStudent>(*teacher_, layout_, prepared_scale(), unrotation_));
+      students_.push_back(std::make_unique<LkvStudent>(*teacher_, layout_, prepared_scale(), inverse_rotation_));
     return *students_[i];
   }
 
@@ -198,7 +198,7 @@ class LkvTrainer {
   InputScale scale_;
   bool scaled_ = false;
   Rope rope_;
-  KeyUnrotation unrotation_;
+  InverseRotation inverse_rotation_;
   std::vector<std::unique_ptr<LkvStudent>> students_;  // one per group of a step
   std::vector<Aligned> group_gradients_;               // likewise
   std::vector<double> retains_;                        // of the tasks that were drawn last
@@ -231,7 +231,7 @@ inline const InputScale& LkvTrainer::prepared_scale() {
       const TeacherContext& c = set_.teacher(exec_, list[i]);
       x.resize(static_cast<std::size_t>(c.tokens) * static_cast<std::size_t>(width));
       for (std::int64_t h = 0; h < layout_.sizes().heads(); ++h) {
-        LkvStudent::inputs(layout_.sizes(), c, h, unrotation_, positions, x.data());
+        LkvStudent::inputs(layout_.sizes(), c, h, inverse_rotation_, positions, x.data());
         estimate.add(h, {x.data(), c.tokens, width, width});
       }
     }

@@ -46,7 +46,7 @@ double furthest(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-TEST_CASE("rotate turns each pair by position times frequency, in both pairings") {
+TEST_CASE("rotate rotates each pair by position times frequency, in both pairings") {
   const std::vector<float> freq{1.f, 0.5f};
   std::vector<float> half{1, 2, 3, 4}, inter{1, 3, 2, 4};  // pairs (1, 3) and (2, 4)
   rotate(Rope{RopeStyle::half, 4, freq}, dense_rows(half.data(), 1, 4), V{2});
@@ -58,7 +58,7 @@ TEST_CASE("rotate turns each pair by position times frequency, in both pairings"
   CHECK(inter == std::vector<float>{half[0], half[2], half[1], half[3]});
 }
 
-TEST_CASE("unrotate is the inverse of rotate, attention factor included") {
+TEST_CASE("rotate_inverse is the inverse of rotate, attention factor included") {
   const auto freq = frequencies(16), raw = noise(20, 16);
   Rope rope{RopeStyle::half, 16, freq, 1.3f};
   auto rows = raw;
@@ -68,7 +68,7 @@ TEST_CASE("unrotate is the inverse of rotate, attention factor included") {
   rotate(rope, dense_rows(longer.data(), 20, 16), counting(20, 1000));
   CHECK(longer[7] == doctest::Approx(2 * rows[7]));
   rope.attention_factor = 1.3f;
-  unrotate(rope, dense_rows(rows.data(), 20, 16), counting(20, 1000));
+  rotate_inverse(rope, dense_rows(rows.data(), 20, 16), counting(20, 1000));
   CHECK(furthest(rows, raw) < 1e-5);
 }
 

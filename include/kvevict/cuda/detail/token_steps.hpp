@@ -136,9 +136,9 @@ KVEVICT_DEVICE void score_tokens(Cta& cta, const TokenArgs<T>& args, unsigned ch
 }
 
 // ---- keys before RoPE ----
-// Turns rotated keys back and widens rows to float32, for checkpoints that were trained so. Angles come from two tables
-// in double, position = 64 a + b, as lkv/token_input.hpp has them: [position / 64] and [64] rows of cos and sin.
-struct TurnArgs {
+// Rotates keys back and widens rows to float32, for checkpoints that were trained so. Angles come from two tables
+// in double, position = 64 a + b, as rope/rope_table.hpp has them: [position / 64] and [64] rows of cos and sin.
+struct RotationArgs {
   const float* inv_freq;  // [pairs]
   index_t pairs;
   bool interleaved;
@@ -146,42 +146,42 @@ struct TurnArgs {
   float *coarse, *fine;  // [newest / 64 + 1][2 * pairs], [64][2 * pairs]
   index_t coarse_rows;
 };
-inline constexpr index_t turn_step = 64;
+inline constexpr index_t rotation_step = 64;
 
 // Thread i of block x handles entry x * threads + i of both tables.
 template <class Cta>
-KVEVICT_DEVICE void fill_turns(Cta& cta, const TurnArgs& args) {
+KVEVICT_DEVICE void fill_rotations(Cta& cta, const RotationArgs& args) {
   const std::int64_t i = std::int64_t{cta.block_x()} * cta.threads() + cta.thread();
   const std::int64_t row = i / args.pairs, pair = i % args.pairs;
-  if (row >= args.coarse_rows + turn_step) return;
+  if (row >= args.coarse_rows + rotation_step) return;
   const bool coarse = row < args.coarse_rows;
   const std::int64_t at = coarse ? row : row - args.coarse_rows;
   const double factor = coarse ? 1.0 : 1.0 / static_cast<double>(args.attention_factor);
-  const double angle = static_cast<double>(coarse ? at * turn_step : at) * static_cast<double>(args.inv_freq[pair]);
+  const double angle = static_cast<double>(coarse ? at * rotation_step : at) * static_cast<double>(args.inv_freq[pair]);
   float* out = (coarse ? args.coarse : args.fine) + at * 2 * args.pairs;
   out[pair] = static_cast<float>(factor * cta.cosine(angle));
   out[args.pairs + pair] = static_cast<float>(factor * cta.sine(angle));
 }
 
-// Rows of one head as dense float32, [tokens][packed_stride] with zeros behind their end; turned back where `turns` is
-// not null. Thread i of block x handles element x * threads + i.
+// Rows of one head as dense float32, [tokens][packed_stride] with zeros behind their end; rotated back where
+// `rotations` is not null. Thread i of block x handles element x * threads + i.
 template <class T, class Cta>
-KVEVICT_DEVICE void widen_rows(Cta& cta, const Rows<const T>& from, const index_t* positions, const TurnArgs* turns,
-                               float* to) {
+KVEVICT_DEVICE void widen_rows(Cta& cta, const Rows<const T>& from, const index_t* positions,
+                               const RotationArgs* rotations, float* to) {
   const std::int64_t i = std::int64_t{cta.block_x()} * cta.threads() + cta.thread();
   const std::int64_t stride = packed_stride<float>(from.cols), row = i / stride;
   const auto col = static_cast<index_t>(i % stride);
   if (row >= from.rows) return;
   float x = col < from.cols ? to_float(from.at(row, col)) : 0.f;
-  if (turns && col < 2 * turns->pairs) {
-    const index_t pair = turns->interleaved ? col / 2 : col % turns->pairs;
-    const bool second = turns->interleaved ? col % 2 == 1 : col >= turns->pairs;
-    const index_t other = turns->interleaved ? col ^ 1 : second ? col - turns->pairs : col + turns->pairs;
+  if (rotations && col < 2 * rotations->pairs) {
+    const index_t pair = rotations->interleaved ? col / 2 : col % rotations->pairs;
+    const bool second = rotations->interleaved ? col % 2 == 1 : col >= rotations->pairs;
+    const index_t other = rotations->interleaved ? col ^ 1 : second ? col - rotations->pairs : col + rotations->pairs;
     const float y = to_float(from.at(row, other));
     const index_t p = positions[row];
-    const float* a = turns->coarse + std::int64_t{p / turn_step} * 2 * turns->pairs;
-    const float* b = turns->fine + std::int64_t{p % turn_step} * 2 * turns->pairs;
-    const index_t s = turns->pairs + pair;
+    const float* a = rotations->coarse + std::int64_t{p / rotation_step} * 2 * rotations->pairs;
+    const float* b = rotations->fine + std::int64_t{p % rotation_step} * 2 * rotations->pairs;
+    const index_t s = rotations->pairs + pair;
     const float cosine = a[pair] * b[pair] - a[s] * b[s], sine = a[s] * b[pair] + a[pair] * b[s];
     x = second ? x * cosine - y * sine : x * cosine + y * sine;
   }
