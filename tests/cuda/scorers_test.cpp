@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "host_cta.hpp"
@@ -18,6 +19,8 @@
 #include "kvevict/score/keydiff.hpp"
 #include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
+#include "kvevict/score/random.hpp"
+#include "kvevict/score/row_scorer.hpp"
 
 using namespace kvevict;
 using emulation::HostCta;
@@ -166,6 +169,19 @@ std::vector<float> on_host(const Layer<T>& layer, const Scorer& scorer, index_t 
   return out;
 }
 
+// Reads everything there is in a row.
+struct Everything : score::HeadScorer {
+  static constexpr std::string_view name = "everything";
+  static constexpr Needs needs = Needs::keys | Needs::values | Needs::positions;
+  template <class Row>
+  KVEVICT_HOST_DEVICE float score_row(const Row& row) const {
+    float sum = static_cast<float>(row.position + 100 * row.index - row.head);
+    for (index_t i = 0; i < row.key.size(); ++i) sum += row.key[i];
+    for (index_t i = 0; i < row.value.size(); ++i) sum -= row.value[i] * row.value[i];
+    return sum;
+  }
+};
+
 }  // namespace
 
 TEST_CASE("CUDA LKV-T scores are those of the network, for every element type, width and feature set") {
@@ -200,6 +216,41 @@ TEST_CASE("CUDA position scores and protect=score give the sinks the layer's lar
   launch({2, 2, 1}, 32, 0, Order::backward, [&](HostCta& cta, void*) { cuda::score_positions(cta, args, 2); });
   launch({2, 1, 1}, 32, 0, Order::backward, [&](HostCta& cta, void*) { cuda::raise_sinks(cta, args, scorer.sinks); });
   CHECK(out == on_host(layer, scorer, 20));
+}
+
+TEST_CASE("a scorer of single rows scores alike on both sides, for dense and for transposed rows") {
+  Layer<fp16_t> layer(12, 8, {50, 7, 0});
+  auto& keys = layer.owner.keys[0];  // the same elements, read as [12][50]
+  keys = {keys.data, 50, 12, 1, 50};
+  std::vector<const index_t*> positions;
+  for (const auto& p : layer.positions) positions.push_back(p.data());
+  const std::vector<index_t> tokens{50, 7, 0};
+  const auto scored = [&](const auto& scorer) {
+    std::vector<float> out(150, -1.f);
+    std::int32_t largest = -cuda::infinity_key;
+    const cuda::RowScorerArgs<fp16_t> args{layer.owner.keys.data(),
+                                           layer.owner.values.data(),
+                                           positions.data(),
+                                           tokens.data(),
+                                           0,
+                                           2,
+                                           out.data(),
+                                           50,
+                                           &largest};
+    launch({2, 3, 1}, 32, 0, Order::shuffled, [&](HostCta& cta, void*) { cuda::score_rows(cta, args, scorer); });
+    float best = -std::numeric_limits<float>::infinity();
+    for (std::size_t h = 0; h < 3; ++h)
+      for (index_t t = 0; t < tokens[h]; ++t) best = std::max(best, out[h * 50 + static_cast<std::size_t>(t)]);
+    CHECK(cuda::score_of_key(largest) == best);
+    return out;
+  };
+  const auto on_both = [&](const auto& scorer) {
+    const std::vector<float> device = scored(scorer), host = on_host(layer, scorer, 50);
+    for (std::size_t i = 0; i < 150; ++i)
+      if (static_cast<index_t>(i % 50) < tokens[i / 50]) CHECK(device[i] == host[i]);
+  };
+  on_both(Everything{});
+  on_both(score::Random{});
 }
 
 TEST_CASE("the softmax that makes heads comparable is the host's") {

@@ -15,6 +15,7 @@
 #include "kvevict/observe/observation.hpp"
 #include "kvevict/score/check_scoring.hpp"
 #include "kvevict/score/head_scorer.hpp"
+#include "kvevict/score/row_scorer.hpp"
 #include "kvevict/score/wrapping_scorer.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -54,6 +55,27 @@ void score_on(const host_exec& exec, const S& scorer, const LayerObservation<T>&
   check_scoring(scorer, o, out);
   detail::for_scored_heads(exec, o, out,
                            [&](const score::Head& head, std::span<float> scores) { scorer.score_head(head, scores); });
+  detail::raise_sinks(scorer.protection(), o, out);
+}
+
+// A scorer that scores one row at a time. out: [kv_heads][most tokens of a head].
+template <score::ScoresRows S, CacheElement T>
+void score_on(const host_exec& exec, const S& scorer, const LayerObservation<T>& o, Matrix<float> out) {
+  check_scoring(scorer, o, out);
+  const Needs needs = needs_of(scorer);
+  const auto elements = [](std::span<const float> row) {
+    return score::RowElements<float>{row.data(), static_cast<index_t>(row.size())};
+  };
+  detail::for_scored_heads(exec, o, out, [&](const score::Head& head, std::span<float> scores) {
+    score::ScoredRow<float> row{.layer = head.layer(), .head = head.index()};
+    for (std::size_t t = 0; t < scores.size(); ++t) {
+      row.index = static_cast<index_t>(t);
+      if (includes_need(needs, Needs::positions)) row.position = head.position(t);
+      if (includes_need(needs, Needs::keys)) row.key = elements(head.key(t));
+      if (includes_need(needs, Needs::values)) row.value = elements(head.value(t));
+      scores[t] = scorer.score_row(row);
+    }
+  });
   detail::raise_sinks(scorer.protection(), o, out);
 }
 

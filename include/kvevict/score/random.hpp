@@ -1,13 +1,13 @@
 // Random scores: what any policy has to beat. They follow from seed, layer, head and position alone, so they are the
 // same on every platform and do not change when rows before were evicted.
 #pragma once
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string_view>
 
+#include "kvevict/config.hpp"
 #include "kvevict/core/splitmix64.hpp"
 #include "kvevict/score/head_scorer.hpp"
+#include "kvevict/score/row_scorer.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -26,12 +26,11 @@ struct Random : HeadScorer {
     HeadScorer::parameters(self, visit);
   }
 
-  void score_head(const Head& head, std::span<float> out) const {
-    const auto at = static_cast<std::uint64_t>(head.layer()) << 40 ^ static_cast<std::uint64_t>(head.index()) << 32;
-    for (std::size_t t = 0; t < head.tokens(); ++t) {
-      const std::uint64_t key = kvevict::detail::splitmix64(at ^ static_cast<std::uint32_t>(head.position(t)));
-      out[t] = static_cast<float>(kvevict::detail::splitmix64(seed ^ key) >> 40) * 0x1p-24f;
-    }
+  template <class Row>
+  KVEVICT_HOST_DEVICE float score_row(const Row& row) const {
+    const auto at = static_cast<std::uint64_t>(row.layer) << 40 ^ static_cast<std::uint64_t>(row.head) << 32;
+    const std::uint64_t key = kvevict::detail::splitmix64(at ^ static_cast<std::uint32_t>(row.position));
+    return static_cast<float>(kvevict::detail::splitmix64(seed ^ key) >> 40) * 0x1p-24f;
   }
 };
 

@@ -1,4 +1,4 @@
-// Every kernel of simple_scores.cuh.
+// Every kernel of key_scorers.cuh.
 #include "kvevict/cuda/key_scorers.cuh"
 
 namespace kvevict {

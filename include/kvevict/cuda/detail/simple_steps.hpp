@@ -10,6 +10,7 @@
 #include "kvevict/cuda/detail/cta.hpp"
 #include "kvevict/cuda/detail/rules.hpp"
 #include "kvevict/cuda/detail/tile.hpp"
+#include "kvevict/score/row_scorer.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::cuda {
 
@@ -180,6 +181,42 @@ KVEVICT_DEVICE void score_positions(Cta& cta, const RowArgs& args, index_t parts
     args.out[row * args.stride + i] = static_cast<float>(i);
   if (args.largest && cta.block_x() == 0 && cta.thread() == 0 && tokens > 0)
     cta.largest_global(*args.largest, ordered_key(static_cast<float>(tokens - 1)));
+}
+
+// What scorers of single rows look at; arrays that a scorer does not need are null.
+template <class T>
+struct RowScorerArgs {
+  const Rows<const T>* keys = nullptr;        // [heads]
+  const Rows<const T>* values = nullptr;      // [heads]
+  const index_t* const* positions = nullptr;  // [heads] of [tokens]
+  const index_t* tokens = nullptr;            // [heads]
+  index_t layer = 0, parts = 1;
+  float* out = nullptr;  // [heads][stride]
+  std::int64_t stride = 0;
+  std::int32_t* largest = nullptr;  // raised to the ordered key of the largest score; may be null
+};
+
+// Block (x, y) = (part, head), threads * parts rows apart: a thread scores a row (score/row_scorer.hpp).
+template <class T, class Cta, class Scorer>
+KVEVICT_DEVICE void score_rows(Cta& cta, const RowScorerArgs<T>& args, const Scorer& scorer) {
+  const index_t head = cta.block_y(), tokens = args.tokens[head];
+  const auto elements = [](const Rows<const T>* rows, index_t h, std::int64_t r) {
+    return rows ? score::RowElements<T>{rows[h].row(r), rows[h].cols, rows[h].col_stride} : score::RowElements<T>{};
+  };
+  std::int32_t largest = -infinity_key;
+  for (std::int64_t i = std::int64_t{cta.block_x()} * cta.threads() + cta.thread(); i < tokens;
+       i += std::int64_t{args.parts} * cta.threads()) {
+    const score::ScoredRow<T> row{args.layer,
+                                  head,
+                                  static_cast<index_t>(i),
+                                  args.positions ? args.positions[head][i] : 0,
+                                  elements(args.keys, head, i),
+                                  elements(args.values, head, i)};
+    const float score = scorer.score_row(row);
+    args.out[head * args.stride + i] = score;
+    largest = max(largest, ordered_key(score));
+  }
+  raise_largest(cta, args.largest, largest);
 }
 
 // protect=score: the first rows get the layer's largest score + 1, or 1 where no row had a score. Block x = row x.
