@@ -49,6 +49,8 @@ const std::vector<Listed>& policies() {
       // Window columns of all heads have one score here, so heads tie and the lower one wins.
       {.policy = "ada(variant=kvpress)/snapkv(protect=score)", .head_blind = false, .ratio_only = true},
       {.policy = "pyramid(beta=4)/keydiff"},
+      {.policy = "uniform/chunks<snapkv>"},
+      {.policy = "ada/chunks<keydiff>(size=5)", .exact = true},
       {.policy = "global(minimum=1)/snapkv", .exact = true},
   };
   return list;

@@ -1,7 +1,7 @@
-// The text that names a policy at run time, as a syntax tree (docs/naming.md):
+// The text that names a policy at run time, as a syntax tree (docs/naming.md).
 //   policy := name [args] | alloc '/' scorer        args  := '(' key '=' value {',' key '=' value} ')'
 //   alloc  := name ['<' alloc '>'] [args]           value := number | word [':' number] | '"' text '"'
-//   scorer := name [args]
+//   scorer := name ['<' scorer '>'] [args]
 #pragma once
 #include <cctype>
 #include <cstddef>
@@ -15,6 +15,8 @@
 #include "kvevict/core/error.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
+
+inline constexpr int max_nesting = 8;  // parts inside each other
 
 struct PartText {
   std::string name;
@@ -35,20 +37,22 @@ class PolicyParser {
 
   PolicyText policy() {
     PolicyText out;
-    out.first = part(true);
-    if (take('/')) out.scorer = part(false);
+    out.first = part(1);
+    if (take('/')) out.scorer = part(1);
     skip_space();
     if (at_ != text_.size()) fail("the end");
-    if (!out.scorer && out.first.base) fail("'/' and a scorer");
     return out;
   }
 
  private:
-  PartText part(bool may_nest) {
+  PartText part(int depth) {
     PartText out;
     out.name = word("a name");
-    if (may_nest && take('<')) {
-      out.base = std::make_shared<const PartText>(part(true));
+    if (take('<')) {
+      if (depth == max_nesting)
+        fail_argument("policy '", shown(), "': more than ", max_nesting, " parts stand inside each other at column ",
+                      at_);
+      out.base = std::make_shared<const PartText>(part(depth + 1));
       if (!take('>')) fail("'>'");
     }
     if (take('(')) {
@@ -57,7 +61,7 @@ class PolicyParser {
         std::string key = word("a parameter name");
         if (!take('=')) fail("'='");
         for (const auto& [known, value] : out.args)
-          if (known == key) fail_argument("policy '", text_, "': parameter ", key, " is given twice");
+          if (known == key) fail_argument("policy '", shown(), "': parameter ", key, " is given twice");
         out.args.emplace_back(std::move(key), value());
       } while (take(','));
       if (!take(')')) fail("',' or ')'");
@@ -101,9 +105,14 @@ class PolicyParser {
   void skip_space() {
     while (at_ < text_.size() && text_[at_] == ' ') ++at_;
   }
+  // The text, or its beginning where it is long.
+  std::string shown() const {
+    constexpr std::size_t longest = 200;
+    return std::string(text_.substr(0, longest)) + (text_.size() > longest ? "..." : "");
+  }
   static bool is_one_of(std::string_view set, char c) { return set.find(c) != std::string_view::npos; }
   [[noreturn]] void fail(std::string_view expected) const {
-    fail_argument("policy '", text_, "': expected ", expected, " at column ", at_ + 1,
+    fail_argument("policy '", shown(), "': expected ", expected, " at column ", at_ + 1,
                   at_ < text_.size() ? joined_text(", found '", text_[at_], '\'') : std::string(", found the end"));
   }
 

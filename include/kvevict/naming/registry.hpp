@@ -1,5 +1,5 @@
 // Registry: policies by name at run time. Holds the parts and presets it was given; nothing is global. The parts of
-// this library are added by policy/standard_parts.hpp.
+// this library are added by naming/standard_parts.hpp.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -26,9 +26,23 @@ class Registry {
   void add_scorer(S defaults = {}) {
     scorers_.insert_or_assign(std::string(S::name),
                               Entry<AnyScorer>{keys_of(defaults), [defaults](const Registry&, const PartText& t) {
-                                                 if (t.base) fail_argument("scorer ", t.name, " takes no nested part");
+                                                 if (t.base)
+                                                   fail_argument("scorer ", t.name, " wraps no scorer; '", t.base->name,
+                                                                 "' was given");
                                                  return AnyScorer(with_arguments(defaults, t));
                                                }});
+  }
+
+  // A scorer that wraps another one: Wrapper<> alone, Wrapper<AnyScorer> around the part in <>.
+  template <template <class...> class Wrapper>
+  void add_wrapping_scorer() {
+    using Alone = Wrapper<>;
+    scorers_.insert_or_assign(
+        std::string(Alone::name),
+        Entry<AnyScorer>{keys_of(Alone{}), [](const Registry& registry, const PartText& t) {
+                           if (!t.base) return AnyScorer(with_arguments(Alone{}, t));
+                           return AnyScorer(with_arguments(Wrapper<AnyScorer>{{registry.scorer(*t.base)}}, t));
+                         }});
   }
 
   template <Specified A>
@@ -83,14 +97,7 @@ class Registry {
     const PolicyText tree = parse_policy(text);
     if (tree.scorer) return {allocator(tree.first), scorer(*tree.scorer), {}};
     const auto preset = presets_.find(tree.first.name);
-    if (preset == presets_.end()) {
-      std::vector<std::string> known = names_of(presets_);
-      std::string hint;
-      if (scorers_.count(tree.first.name)) hint = kvevict::joined_text("; it is a scorer: uniform/", tree.first.name);
-      if (allocators_.count(tree.first.name))
-        hint = kvevict::joined_text("; it is an allocator: ", tree.first.name, "/snapkv, or another scorer");
-      fail_argument("unknown policy '", tree.first.name, '\'', hint, nearest(tree.first.name, known));
-    }
+    if (preset == presets_.end() || tree.first.base) fail_unknown(tree.first);
     PolicyText expanded = parse_policy(preset->second.text);
     // An argument of a preset goes to each part that has such a parameter, and to the allocator where none has.
     for (const auto& argument : tree.first.args) {
@@ -102,8 +109,14 @@ class Registry {
     return {allocator(expanded.first), scorer(*expanded.scorer), {}};
   }
 
-  AnyScorer scorer(const PartText& text) const { return entry(scorers_, text, "scorer").make(*this, text); }
-  AnyAllocator allocator(const PartText& text) const { return entry(allocators_, text, "allocator").make(*this, text); }
+  AnyScorer scorer(const PartText& text) const {
+    const bool other = allocators_.count(text.name) != 0;
+    return entry(scorers_, text, "scorer", other ? "; it is an allocator" : "").make(*this, text);
+  }
+  AnyAllocator allocator(const PartText& text) const {
+    const bool other = scorers_.count(text.name) != 0;
+    return entry(allocators_, text, "allocator", other ? "; it is a scorer" : "").make(*this, text);
+  }
 
  private:
   template <class Any>
@@ -140,11 +153,24 @@ class Registry {
   }
 
   template <class Any>
-  static const Entry<Any>& entry(const Entries<Any>& entries, const PartText& text, std::string_view what) {
+  static const Entry<Any>& entry(const Entries<Any>& entries, const PartText& text, std::string_view what,
+                                 std::string_view hint = "") {
     const auto found = entries.find(text.name);
     if (found == entries.end())
-      fail_argument("unknown ", what, " '", text.name, '\'', nearest(text.name, names_of(entries)));
+      fail_argument("unknown ", what, " '", text.name, '\'', hint, nearest(text.name, names_of(entries)));
     return found->second;
+  }
+
+  // A text of one part that is no policy, with what it may have been meant for.
+  [[noreturn]] void fail_unknown(const PartText& part) const {
+    const std::string written = written_name(part);
+    std::string hint;
+    if (scorers_.count(part.name)) hint = "; it is a scorer: uniform/" + written;
+    if (allocators_.count(part.name)) hint = "; it is an allocator: " + written + "/snapkv, or another scorer";
+    fail_argument("unknown policy '", written, '\'', hint, nearest(part.name, names_of(presets_)));
+  }
+  static std::string written_name(const PartText& part) {
+    return part.base ? part.name + '<' + written_name(*part.base) + '>' : part.name;
   }
 
   template <class Map>

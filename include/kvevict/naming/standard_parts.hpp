@@ -52,6 +52,7 @@ inline Registry standard_registry(const LkvDefaults& lkv = {}) {
   r.add_scorer<score::Random>();
   r.add_scorer<score::Expected>();
   r.add_scorer<score::Oracle>();
+  r.add_wrapping_scorer<score::Chunks>();
   r.add_scorer(score::LkvT{.file = learned});
 
   r.add_preset("full", "full/position(sinks=0)", "every row stays");
