@@ -35,7 +35,7 @@ compile() {  # source, log name, flags...
 }
 started=$SECONDS
 # The heavy ones first.
-for source in select_sort window_attention lkv_token policy key_scorers row_scorers select cache; do
+for source in select_sort window_attention token_network policy key_scorers row_scorers select cache; do
   while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
   compile "$here/compile/$source.cu" "$source" "${flags[@]}" "${architectures[@]}" &
 done

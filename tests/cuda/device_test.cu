@@ -14,9 +14,9 @@
 #include "kvevict/allocate/pyramid.hpp"
 #include "kvevict/cache/apply.hpp"
 #include "kvevict/cuda/detail/select_sort.cuh"
-#include "kvevict/cuda/lkv_token.cuh"
 #include "kvevict/cuda/paged_cache.cuh"
 #include "kvevict/cuda/policy.cuh"
+#include "kvevict/cuda/token_network.cuh"
 #include "kvevict/cuda/window_attention.cuh"
 
 // Inside the namespace: with CUB there is a ::cuda as well.

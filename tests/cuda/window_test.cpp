@@ -107,9 +107,8 @@ std::vector<float> on_device(const Layer<T>& layer, const score::SnapKV& scorer,
   args.out_stride = width;
   args.mean_rows = scorer.rows == RowReduction::mean;
   args.group_first = scorer.order == PoolOrder::group_then_pool;
-  args.group_op = static_cast<cuda::GroupOp>(scorer.group);
-  args.pool = static_cast<cuda::PoolOp>(scorer.pool.kind);
-  args.kernel = scorer.pool.kernel;
+  args.group_op = scorer.group;
+  args.pool = scorer.pool;
   args.fill = -std::numeric_limits<float>::infinity();
   args.largest = scorer.protect == ProtectShare::score ? &largest : nullptr;
 

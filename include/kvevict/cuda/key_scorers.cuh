@@ -17,6 +17,7 @@
 #include "kvevict/cuda/detail/tables.cuh"
 #include "kvevict/cuda/exec.cuh"
 #include "kvevict/observe/observation.hpp"
+#include "kvevict/score/check_scoring.hpp"
 #include "kvevict/score/keydiff.hpp"
 #include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
@@ -61,17 +62,15 @@ __global__ void __launch_bounds__(512) softmax_kernel(const __grid_constant__ Ar
   log_softmax_row(cta, args, shared);
 }
 
-// What a call of a simple scorer needs besides its kernel: token counts on the device, and protect=score.
+// What a call of a simple scorer needs besides its kernel: its checks, token counts on the device, and protect=score.
 class SimpleRun {
  public:
-  template <class T>
-  SimpleRun(const cuda_exec& exec, std::string_view who, const LayerObservation<T>& o, const Matrix<float>& out,
-            ProtectShare protect, index_t sinks)
-      : exec_(exec), heads_(o.shape.kv_heads), sinks_(protect == ProtectShare::score ? sinks : 0) {
-    if (sinks < 0) fail_argument(who, ": sinks=", sinks, "; 0 or more is required");
-    if (std::ssize(o.keys) != o.shape.kv_heads || out.rows != o.shape.kv_heads || out.cols < o.most_tokens())
-      fail_argument(who, ": scores [", out.rows, "][", out.cols, "] asked of layer ", o.layer, " with keys of ",
-                    o.keys.size(), " heads; [", o.shape.kv_heads, "][", o.most_tokens(), "] is required");
+  template <class S, class T>
+  SimpleRun(const cuda_exec& exec, const S& scorer, const LayerObservation<T>& o, const Matrix<float>& out)
+      : name_(S::name), exec_(exec), heads_(o.shape.kv_heads) {
+    check_scoring(scorer, o, out);
+    const Protect protect = scorer.protection();
+    if (protect.share == ProtectShare::score) sinks_ = protect.sinks;
     std::vector<index_t> tokens;
     for (const auto& k : o.keys) tokens.push_back(static_cast<index_t>(k.rows));
     tokens_ = uploaded(exec, std::span<const index_t>(tokens));
@@ -88,17 +87,18 @@ class SimpleRun {
                                 max<index_t>(1, ceil_div<index_t>(o.most_tokens(), simple_threads / row_lanes)));
   }
   dim3 grid() const { return {static_cast<unsigned>(parts), static_cast<unsigned>(heads_), 1}; }
-  void finish(std::string_view who) {
+  void finish() {
     if (sinks_ > 0) raise_kernel<<<static_cast<unsigned>(heads_), 128, 0, exec_.stream>>>(args, sinks_);
-    check_launch(who);
+    check_launch(name_);
   }
 
   RowArgs args{};
   index_t parts = 1;
 
  private:
+  std::string_view name_;
   cuda_exec exec_;
-  index_t heads_, sinks_;
+  index_t heads_, sinks_ = 0;
   DeviceArray<index_t> tokens_;
   DeviceArray<std::int32_t> largest_;
 };
@@ -128,19 +128,19 @@ template <class T>
 void score_on(const cuda_exec& exec, const score::KNorm& scorer, const LayerObservation<T>& o, Matrix<float> out) {
   using namespace cuda;
   kernels::check_row_bytes<T>(score::KNorm::name, o.shape.head_dim_k);
-  kernels::SimpleRun run(exec, score::KNorm::name, o, out, scorer.protect, scorer.sinks);
+  kernels::SimpleRun run(exec, scorer, o, out);
   const WholeRows<T> keys(exec, o.keys);
   const DeviceArray<Rows<const T>> table = uploaded(exec, keys.rows());
   const KeyArgs<T> args{table.data(), out.data, out.row_stride, run.args.largest, nullptr, run.parts};
   kernels::norm_kernel<T><<<run.grid(), kernels::simple_threads, 0, exec.stream>>>(args);
-  run.finish(score::KNorm::name);
+  run.finish();
 }
 
 template <class T>
 void score_on(const cuda_exec& exec, const score::KeyDiff& scorer, const LayerObservation<T>& o, Matrix<float> out) {
   using namespace cuda;
   kernels::check_row_bytes<T>(score::KeyDiff::name, o.shape.head_dim_k);
-  kernels::SimpleRun run(exec, score::KeyDiff::name, o, out, scorer.protect, scorer.sinks);
+  kernels::SimpleRun run(exec, scorer, o, out);
   const WholeRows<T> keys(exec, o.keys);
   const DeviceArray<Rows<const T>> table = uploaded(exec, keys.rows());
   const auto dim = static_cast<std::size_t>(o.shape.head_dim_k);
@@ -150,15 +150,15 @@ void score_on(const cuda_exec& exec, const score::KeyDiff& scorer, const LayerOb
   kernels::allow_shared(kernels::direction_sum_kernel<T>, bytes);
   kernels::direction_sum_kernel<T><<<run.grid(), kernels::simple_threads, bytes, exec.stream>>>(args);
   kernels::direction_kernel<T><<<run.grid(), kernels::simple_threads, dim * sizeof(float), exec.stream>>>(args);
-  run.finish(score::KeyDiff::name);
+  run.finish();
 }
 
 template <class T>
 void score_on(const cuda_exec& exec, const score::Position& scorer, const LayerObservation<T>& o, Matrix<float> out) {
   using namespace cuda;
-  kernels::SimpleRun run(exec, score::Position::name, o, out, scorer.protect, scorer.sinks);
+  kernels::SimpleRun run(exec, scorer, o, out);
   kernels::position_kernel<<<run.grid(), kernels::simple_threads, 0, exec.stream>>>(run.args, run.parts);
-  run.finish(score::Position::name);
+  run.finish();
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI

@@ -2,9 +2,9 @@
 // device; layer() returns a LayerPlan in device memory that a device cache compacts with, and nothing waits between the
 // scores and the compacted cache. Equal scores give the plans of the host planner, bit for bit.
 //
-// Scorers: what score_on(cuda_exec, scorer, observation, scores) is declared for (window_attention.cuh, lkv_token.cuh,
-// simple_scores.cuh). Allocators: every static one, computed on the host from the token counts, and Ada-KV (variants
-// exact and kvpress) over any static one. Selector: TopK.
+// Scorers: what score_on(cuda_exec, scorer, observation, scores) is declared for (window_attention.cuh,
+// token_network.cuh, simple_scores.cuh). Allocators: every static one, computed on the host from the token counts, and
+// Ada-KV (variants exact and kvpress) over any static one. Selector: TopK.
 #pragma once
 #include <cuda_runtime.h>
 

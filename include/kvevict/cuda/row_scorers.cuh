@@ -14,7 +14,6 @@
 #include "kvevict/cuda/exec.cuh"
 #include "kvevict/cuda/key_scorers.cuh"
 #include "kvevict/observe/observation.hpp"
-#include "kvevict/score/check_scoring.hpp"
 #include "kvevict/score/concepts.hpp"
 #include "kvevict/score/random.hpp"
 #include "kvevict/score/row_scorer.hpp"
@@ -37,10 +36,8 @@ __global__ void __launch_bounds__(simple_threads)
 template <score::ScoresRows S, class T>
 void score_on(const cuda_exec& exec, const S& scorer, const LayerObservation<T>& o, Matrix<float> out) {
   using namespace cuda;
-  check_scoring(scorer, o, out);
-  const Protect protect = scorer.protection();
   const Needs needs = needs_of(scorer);
-  kernels::SimpleRun run(exec, S::name, o, out, protect.share, protect.sinks);
+  kernels::SimpleRun run(exec, scorer, o, out);
   RowScorerArgs<T> args{.tokens = run.args.tokens,
                         .layer = o.layer,
                         .parts = run.parts,
@@ -57,7 +54,7 @@ void score_on(const cuda_exec& exec, const S& scorer, const LayerObservation<T>&
     args.positions = (positions = uploaded(exec, std::span<const index_t* const>(heads))).data();
   }
   kernels::row_scorer_kernel<T, S><<<run.grid(), kernels::simple_threads, 0, exec.stream>>>(args, scorer);
-  run.finish(S::name);
+  run.finish();
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI

@@ -1,4 +1,4 @@
-// The SnapKV window scorer on the device: score_on(cuda_exec, WindowAttention, observation, scores). Keys stay in the
+// The SnapKV window scorer on the device: score_on(cuda_exec, SnapKV, observation, scores). Keys stay in the
 // cache's element type; products run on the tensor cores with float32 sums. Two passes over the keys, one where the
 // observation carries the log-sum-exp of the window rows, which flash attention returns anyway. Nothing waits.
 //
@@ -20,11 +20,8 @@
 #include "kvevict/cuda/detail/window_steps.hpp"
 #include "kvevict/cuda/exec.cuh"
 #include "kvevict/observe/observation.hpp"
-#include "kvevict/score/concepts.hpp"
-#pragma nv_diag_push
-#pragma nv_diag_suppress 1675  // a host-only unrolling pragma that nvcc's front end does not know
+#include "kvevict/score/check_scoring.hpp"
 #include "kvevict/score/snapkv.hpp"
-#pragma nv_diag_pop
 
 namespace kvevict::inline KVEVICT_ABI {
 namespace cuda::kernels {
@@ -110,30 +107,9 @@ void run_window(const cuda_exec& exec, WindowArgs<T> args, index_t longest, inde
       ceil_div<std::int64_t>(longest, std::int64_t{args.steps} * tokens_per_step - 2 * args.halo()));
   window_kernel<T, Blocks><<<dim3(parts, heads), WalkShape::threads, bytes, exec.stream>>>(args);
   if (raise)
-    fill_kernel<T><<<dim3(1, args.group_op == GroupOp::none ? heads * static_cast<unsigned>(args.group) : heads), 128,
-                     0, exec.stream>>>(args, sinks);
+    fill_kernel<T><<<dim3(1, args.group_op == GroupReduction::none ? heads * static_cast<unsigned>(args.group) : heads),
+                     128, 0, exec.stream>>>(args, sinks);
   check_launch(score::SnapKV::name);
-}
-
-template <class T>
-void check_window(const score::SnapKV& scorer, const LayerObservation<T>& o, const Matrix<float>& out) {
-  constexpr auto name = score::SnapKV::name;
-  const auto recorded = std::ssize(o.window_positions);
-  if (std::ssize(o.keys) != o.shape.kv_heads || std::ssize(o.window_queries) != o.shape.q_heads ||
-      (!o.positions.empty() && std::ssize(o.positions) != o.shape.kv_heads))
-    fail_argument(name, ": layer ", o.layer, " has keys of ", o.keys.size(), " heads, positions of ",
-                  o.positions.size(), " and queries of ", o.window_queries.size(), "; the shape says ",
-                  o.shape.kv_heads, " and ", o.shape.q_heads);
-  for (const auto& q : o.window_queries)
-    if (q.cols != o.shape.head_dim_k || q.rows < recorded)
-      fail_argument(name, ": layer ", o.layer, " has window queries [", q.rows, "][", q.cols, "]; [", recorded, "][",
-                    o.shape.head_dim_k, "] is required");
-  if (!o.extras.lse.empty() && std::ssize(o.extras.lse) != o.shape.q_heads * recorded)
-    fail_argument(name, ": layer ", o.layer, " has ", o.extras.lse.size(), " log-sum-exp values; ", o.shape.q_heads,
-                  " query heads * ", recorded, " window rows are required");
-  if (out.rows != scorer.score_heads(o.shape) || out.cols < o.most_tokens())
-    fail_argument(name, ": scores [", out.rows, "][", out.cols, "] asked of layer ", o.layer, "; [",
-                  scorer.score_heads(o.shape), "][", o.most_tokens(), "] is required");
 }
 
 }  // namespace cuda::kernels
@@ -142,9 +118,7 @@ void check_window(const score::SnapKV& scorer, const LayerObservation<T>& o, con
 template <class T>
 void score_on(const cuda_exec& exec, const score::SnapKV& scorer, const LayerObservation<T>& o, Matrix<float> out) {
   using namespace cuda;
-  scorer.check();
-  check_inputs(score::SnapKV::name, score::SnapKV::needs, scorer.window, o);
-  kernels::check_window(scorer, o, out);
+  check_scoring(scorer, o, out);
   const index_t longest = o.most_tokens();
   if (longest == 0) return;
   if (longest > 1 << 30) fail_argument(score::SnapKV::name, ": ", longest, " tokens; at most 2^30 are possible");
@@ -170,9 +144,8 @@ void score_on(const cuda_exec& exec, const score::SnapKV& scorer, const LayerObs
   args.out_stride = out.row_stride;
   args.mean_rows = scorer.rows == RowReduction::mean;
   args.group_first = scorer.order == PoolOrder::group_then_pool;
-  args.group_op = static_cast<GroupOp>(scorer.group);
-  args.pool = static_cast<PoolOp>(scorer.pool.kind);
-  args.kernel = scorer.pool.kernel;
+  args.group_op = scorer.group;
+  args.pool = scorer.pool;
   args.fill = minus_infinity();
   kernels::with_blocks(score::SnapKV::name, blocks_of<T>(o.shape.head_dim_k), [&](auto blocks) {
     kernels::run_window<T, decltype(blocks)::value>(exec, args, longest, scorer.sinks,

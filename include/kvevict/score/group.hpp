@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "kvevict/config.hpp"
 #include "kvevict/core/parameters.hpp"
 #include "kvevict/core/rows.hpp"
 
@@ -18,7 +19,9 @@ constexpr auto words_of(GroupReduction) noexcept {
 }
 
 // A sum over the query heads up to a factor, so that it may be taken while scores are still being added up.
-constexpr bool is_linear(GroupReduction g) noexcept { return g == GroupReduction::mean || g == GroupReduction::sum; }
+KVEVICT_HOST_DEVICE constexpr bool is_linear(GroupReduction g) noexcept {
+  return g == GroupReduction::mean || g == GroupReduction::sum;
+}
 
 // rows: [group][tokens], one row per query head of one KV head, at least one; the result replaces row 0 (`none` leaves
 // all rows as they are). Query heads are taken in ascending order.

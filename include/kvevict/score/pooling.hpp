@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
 
@@ -27,7 +28,7 @@ struct Pooling {
   static constexpr Pooling max(index_t kernel) noexcept { return {Kind::max, kernel}; }
 
   // pool(a + b) = pool(a) + pool(b), so that it may trade places with a sum over heads.
-  constexpr bool linear() const noexcept { return kind != Kind::max; }
+  KVEVICT_HOST_DEVICE constexpr bool linear() const noexcept { return kind != Kind::max; }
 
   friend constexpr bool operator==(const Pooling&, const Pooling&) = default;
 };

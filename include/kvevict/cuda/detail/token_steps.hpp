@@ -1,6 +1,6 @@
 // LKV-T on the tensor cores: score = silu([key ; value ; features] W1 + b1) . w2 per token, with the walk of tile.hpp.
 // Hidden units are the rows, keys and values the tokens. Weights are sums of terms in the cache's element type, scaled
-// per hidden unit by a power of two, so that 16-bit products lose no more than float32 ones (lkv_token.cuh).
+// per hidden unit by a power of two, so that 16-bit products lose no more than float32 ones (token_network.cuh).
 #pragma once
 #include <cstdint>
 

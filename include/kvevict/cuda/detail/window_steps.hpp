@@ -1,6 +1,6 @@
 // The SnapKV window scorer as kernels over tile.hpp: log-sum-exp of the window's query rows (left out where it is
 // given), then column sums, group reduction and pooling in one pass. The arithmetic is that of
-// score/window_attention.hpp. Row tiles never cross query heads, so any group size works.
+// score/snapkv.hpp. Row tiles never cross query heads, so any group size works.
 #pragma once
 #include <cstdint>
 
@@ -10,14 +10,13 @@
 #include "kvevict/cuda/detail/cta.hpp"
 #include "kvevict/cuda/detail/rules.hpp"
 #include "kvevict/cuda/detail/tile.hpp"
+#include "kvevict/score/group.hpp"
+#include "kvevict/score/pooling.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::cuda {
 
 inline constexpr float log2_e = 1.4426950408889634f, lowest_float = -3.402823466e38f;
 KVEVICT_HOST_DEVICE constexpr float minus_infinity() noexcept { return kvevict::detail::float_of(0xff800000u); }
-
-enum class GroupOp { none, mean, max, sum };
-enum class PoolOp { none, avg, max };
 
 // sum * 2^most.
 struct LogSum {
@@ -40,23 +39,20 @@ struct WindowArgs {
   index_t splits;
   int steps, chunk_tiles;  // of walk_tiles
 
-  float* out;  // [heads], with GroupOp::none [heads * group], of [out_stride]
+  float* out;  // [heads], with GroupReduction::none [heads * group], of [out_stride]
   std::int64_t out_stride;
   bool mean_rows, group_first;  // rows=mean; order=group-then-pool
-  GroupOp group_op;
-  PoolOp pool;
-  index_t kernel;         // odd; 1 without pooling
+  GroupReduction group_op;
+  Pooling pool;
   float fill;             // score of columns that have none
   std::int32_t* largest;  // raised to the ordered key of the largest score; may be null
 
-  KVEVICT_HOST_DEVICE index_t halo() const noexcept { return pool == PoolOp::none ? 0 : kernel / 2; }
+  KVEVICT_HOST_DEVICE index_t halo() const noexcept { return pool.kind == Pooling::Kind::none ? 0 : pool.kernel / 2; }
   // Query heads are added up before anything that is not linear.
-  KVEVICT_HOST_DEVICE bool one_sum() const noexcept {
-    return (group_op == GroupOp::mean || group_op == GroupOp::sum) && (pool != PoolOp::max || group_first);
-  }
+  KVEVICT_HOST_DEVICE bool one_sum() const noexcept { return is_linear(group_op) && (pool.linear() || group_first); }
   // Rows of sums that a block keeps until they are pooled.
   KVEVICT_HOST_DEVICE index_t sum_rows() const noexcept {
-    return one_sum() || (group_op == GroupOp::max && group_first) ? 1 : group;
+    return one_sum() || (group_op == GroupReduction::max && group_first) ? 1 : group;
   }
 };
 
@@ -274,7 +270,7 @@ struct ScoreProblem : WindowProblem<T, Tiles, Cta> {
   KVEVICT_DEVICE float factor() const {
     float out = 1.f;
     if (this->args.mean_rows) out /= static_cast<float>(this->used);
-    if (!each_head && this->args.group_op == GroupOp::mean) out /= static_cast<float>(this->args.group);
+    if (!each_head && this->args.group_op == GroupReduction::mean) out /= static_cast<float>(this->args.group);
     return out;
   }
   KVEVICT_DEVICE void begin(index_t) {
@@ -321,8 +317,8 @@ struct ScoreProblem : WindowProblem<T, Tiles, Cta> {
     const float* in = sums + row * columns + at;
     float out = in[0];
     for (index_t o = 1; o < 2 * this->args.halo() + 1; ++o)
-      out = this->args.pool == PoolOp::max ? max(out, in[o]) : out + in[o];
-    return this->args.pool == PoolOp::avg ? out / static_cast<float>(this->args.kernel) : out;
+      out = this->args.pool.kind == Pooling::Kind::max ? max(out, in[o]) : out + in[o];
+    return this->args.pool.kind == Pooling::Kind::avg ? out / static_cast<float>(this->args.pool.kernel) : out;
   }
 };
 
@@ -340,13 +336,13 @@ KVEVICT_DEVICE void score_window(Cta& cta, const WindowArgs<T>& args, unsigned c
   problem.first = begin - halo;
   problem.end = past;
   if (begin < past) {
-    const float padding = args.pool == PoolOp::max ? minus_infinity() : 0.f;
+    const float padding = args.pool.kind == Pooling::Kind::max ? minus_infinity() : 0.f;
     for (index_t i = cta.thread(); i < sum_rows * columns; i += cta.threads()) sums[i] = padding;
     problem.read_rows(true, cta.log2(problem.factor()));
     walk_tiles<T, Blocks, Tiles>(cta, problem, reinterpret_cast<Piece*>(shared));
     cta.sync();
   }
-  const index_t out_rows = args.group_op == GroupOp::none ? args.group : 1;
+  const index_t out_rows = args.group_op == GroupReduction::none ? args.group : 1;
   float* out = args.out + std::int64_t{problem.head} * out_rows * args.out_stride;
   std::int32_t largest = 0;
   for (index_t i = cta.thread(); i < each && begin + i < problem.tokens; i += cta.threads()) {
@@ -357,8 +353,10 @@ KVEVICT_DEVICE void score_window(Cta& cta, const WindowArgs<T>& args, unsigned c
         value = problem.pooled(r, i);
         if (out_rows == 1)
           for (index_t q = 1; q < sum_rows; ++q)
-            value = args.group_op == GroupOp::max ? max(value, problem.pooled(q, i)) : value + problem.pooled(q, i);
-        if (out_rows == 1 && sum_rows > 1 && args.group_op == GroupOp::mean) value /= static_cast<float>(args.group);
+            value =
+                args.group_op == GroupReduction::max ? max(value, problem.pooled(q, i)) : value + problem.pooled(q, i);
+        if (out_rows == 1 && sum_rows > 1 && args.group_op == GroupReduction::mean)
+          value /= static_cast<float>(args.group);
         largest = max(largest, ordered_key(value));
       }
       out[r * args.out_stride + begin + i] = value;
@@ -372,7 +370,7 @@ KVEVICT_DEVICE void score_window(Cta& cta, const WindowArgs<T>& args, unsigned c
 // protect=score: the window and the sinks get the layer's largest score + 1. Block y = output row y.
 template <class T, class Cta>
 KVEVICT_DEVICE void fill_protected(Cta& cta, const WindowArgs<T>& args, index_t sinks) {
-  const index_t out_rows = args.group_op == GroupOp::none ? args.group : 1;
+  const index_t out_rows = args.group_op == GroupReduction::none ? args.group : 1;
   const auto tokens = static_cast<index_t>(args.keys[cta.block_y() / out_rows].rows);
   const index_t used = tokens == 0 ? 0 : window_rows_used(args.window, tokens);
   const float value = score_of_key(*args.largest) + 1.f;

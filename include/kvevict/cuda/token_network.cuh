@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "kvevict/core/error.hpp"
@@ -19,8 +18,11 @@
 #include "kvevict/cuda/detail/token_steps.hpp"
 #include "kvevict/cuda/detail/token_weights.hpp"
 #include "kvevict/cuda/exec.cuh"
+#include "kvevict/lkv/checkpoint.hpp"
+#include "kvevict/lkv/lkv_t.hpp"
 #include "kvevict/lkv/token_net.hpp"
 #include "kvevict/observe/observation.hpp"
+#include "kvevict/score/check_scoring.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 namespace cuda {
@@ -200,15 +202,15 @@ class LayerTokenNets {
 
 }  // namespace cuda
 
-// The scorer `lkv-t` (lkv/lkv_token.hpp, which this header does not need) on the device. Converts and copies the
-// layer's weights each time, and waits for that and for the newest position where the networks look at it; an engine
-// keeps a cuda::LayerTokenNets per layer instead.
-template <class Lkv, class T>
-requires(Lkv::name == std::string_view("lkv-t")) void score_on(const cuda_exec& exec, const Lkv& scorer,
-                                                               const LayerObservation<T>& o, Matrix<float> out) {
-  const auto& checkpoint = scorer.file.checkpoint(Lkv::name);
-  checkpoint.check_fits(Lkv::name, o.shape);
+// Converts and copies the layer's weights each time, and waits for that and for the newest position where the networks
+// look at it; an engine keeps a cuda::LayerTokenNets per layer instead.
+template <class T>
+void score_on(const cuda_exec& exec, const score::LkvT& scorer, const LayerObservation<T>& o, Matrix<float> out) {
+  const LkvCheckpoint& checkpoint = scorer.file.checkpoint(score::LkvT::name);
+  checkpoint.check_fits(score::LkvT::name, o.shape);
+  check_scoring(scorer, o, out);
   const TokenInput input = checkpoint.sizes().input;
+  if (input.key_frame == KeyFrame::pre_rope) check_key_frame(score::LkvT::name, o);
   index_t newest = 0;
   if (input != TokenInput{})
     for (const auto& p : o.positions)
