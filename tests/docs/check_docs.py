@@ -125,9 +125,23 @@ def run_shell(block, programs):
         return done.stdout
 
 
+def check_source(block):
+    """The lines of the block stand in the file that it names; `// ...` stands for lines that are left out."""
+    file = ROOT / block.source
+    if not file.exists():
+        faults.append(f'{block.where}: the file {block.source} does not exist')
+        return
+    text = ' '.join(file.read_text(encoding='utf-8').split())
+    for part in re.split(r'^\s*// \.\.\.$', block.text, flags=re.M):
+        if ' '.join(part.split()) not in text:
+            faults.append(f'{block.where}: these lines are not those of {block.source}:\n{part.strip()}')
+
+
 def check_block(block, tool, known):
     try:
-        if block.language == 'json':
+        if block.source:
+            check_source(block)
+        elif block.language == 'json':
             json.loads(block.text)
         elif block.language in ('python', 'py'):
             ast.parse(block.text)

@@ -6,6 +6,7 @@ How a block is compiled follows from the words after ```cpp:
   ```cpp run     the same, and the program calls it
   ```cpp scope   declarations, at namespace scope; later blocks of the page know them
   ```cpp cuda    goes into OUT.cu, as statements
+  ```cpp from:F  nothing to compile: the lines stand in the file F, which a test builds (check_docs.py looks)
 Includes of a block are moved to the top. An error of the compiler names the line of the document.
 """
 import pathlib
@@ -22,7 +23,7 @@ def main():
     for page in pages():
         name = re.sub(r'\W', '_', str(page.relative_to(ROOT))).lower()
         page_bodies = []
-        for i, block in enumerate(b for b in blocks(page) if b.language == 'cpp'):
+        for i, block in enumerate(b for b in blocks(page) if b.language == 'cpp' and not b.source):
             unknown = block.marks - {'run', 'scope', 'cuda'}
             if unknown:
                 raise SystemExit(f'{block.where}: unknown words after ```cpp: {" ".join(sorted(unknown))}')

@@ -16,6 +16,7 @@ class Block:
     def __init__(self, page, line, words, text):
         self.page, self.line, self.text = page, line, text
         self.language, self.marks = (words[0] if words else ''), set(words[1:])
+        self.source = next((m[5:] for m in self.marks if m.startswith('from:')), None)  # a file that holds the lines
 
     @property
     def where(self):
