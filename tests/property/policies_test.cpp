@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,15 @@ struct Listed {
   bool ratio_only = false;   // a parity mode that needs a ratio and may round above the floor
 };
 
+// KVEVICT_PROPERTY in the environment leaves only policies whose text contains it.
+std::vector<Listed> asked(std::vector<Listed> all) {
+  if (const char* text = std::getenv("KVEVICT_PROPERTY"))
+    std::erase_if(all, [&](const Listed& l) { return l.policy.find(text) == std::string::npos; });
+  return all;
+}
+
 const std::vector<Listed>& policies() {
-  static const std::vector<Listed> list{
+  static const std::vector<Listed> list = asked({
       {.policy = "random", .head_blind = false},
       {.policy = "streamingllm"},
       {.policy = "knorm"},
@@ -52,7 +60,7 @@ const std::vector<Listed>& policies() {
       {.policy = "uniform/chunks<snapkv>"},
       {.policy = "ada/chunks<keydiff>(size=5)", .exact = true},
       {.policy = "global(minimum=1)/snapkv", .exact = true},
-  };
+  });
   return list;
 }
 
