@@ -4,7 +4,7 @@
 # CUDA block, through the registry, against the invariants of all policies; and the documents are checked with it.
 # Usage: add_a_policy.sh COMPILER [flags...]
 set -euo pipefail
-compiler=${1:?the C++ compiler}
+read -r -a compiler <<<"${1:?the C++ compiler}"
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 name=vnorm
@@ -50,8 +50,8 @@ objects=()
 for source in tests/main.cpp build/parts.cpp build/card_test.cpp "tests/unit/score/${name}_test.cpp" \
               tests/property/policies_test.cpp; do
   object=build/$(basename "$source").o
-  "$compiler" "${flags[@]}" -c "$source" -o "$object"
+  "${compiler[@]}" "${flags[@]}" -c "$source" -o "$object"
   objects+=("$object")
 done
-"$compiler" -fopenmp "${objects[@]}" -o build/run
+"${compiler[@]}" -fopenmp "${objects[@]}" -o build/run
 KVEVICT_PROPERTY=$name build/run
