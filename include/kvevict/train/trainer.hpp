@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -28,7 +27,6 @@
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/splitmix64.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
@@ -41,6 +39,7 @@
 #include "kvevict/train/student.hpp"
 #include "kvevict/train/teacher.hpp"
 #include "kvevict/train/teacher_file.hpp"
+#include "kvevict/train/training_set.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -54,76 +53,6 @@ struct TrainingStep {
   double least_ratio = 0, largest_ratio = 0;
   index_t empty_heads = 0;  // most of a context
   index_t context_tokens = 0;
-};
-
-// Contexts of all files by their lengths, and their teachers, made when first needed.
-class TrainingSet {
- public:
-  // limit: contexts of each length, 0: all. Throws std::invalid_argument where nothing is left to train on.
-  TrainingSet(LkvTeacher& teacher, std::span<const Tasks> files, const LkvRecipe& recipe, TeacherFolder folder)
-      : teacher_(&teacher), folder_(std::move(folder)), continuation_(recipe.continuation) {
-    for (const Tasks& f : files) {
-      f.check_vocabulary(teacher.config().vocabulary);
-      for (index_t c = 0; c < f.contexts(); ++c) {
-        auto& list = by_length_[static_cast<index_t>(f.context(c).size())];
-        if (recipe.contexts == 0 || static_cast<index_t>(list.size()) < recipe.contexts + recipe.check_contexts)
-          list.push_back({&f, c, nullptr});
-      }
-    }
-    for (auto& [length, list] : by_length_) {
-      const auto apart = std::min<std::size_t>(static_cast<std::size_t>(recipe.check_contexts), list.size() / 4);
-      auto& held = apart_[length];
-      held.insert(held.end(), std::make_move_iterator(list.end() - static_cast<std::ptrdiff_t>(apart)),
-                  std::make_move_iterator(list.end()));
-      list.resize(list.size() - apart);
-      contexts_ += list.size();
-    }
-    if (contexts_ == 0) fail_argument("LKV training: the task files hold no contexts");
-  }
-
-  struct Entry {
-    const Tasks* file = nullptr;
-    index_t context = 0;
-    std::unique_ptr<TeacherContext> teacher;
-  };
-  std::size_t contexts() const noexcept { return contexts_; }
-  index_t longest() const noexcept { return by_length_.rbegin()->first; }
-  std::map<index_t, std::vector<Entry>>& lengths() noexcept { return by_length_; }
-  // Set apart for the hard loss; may be none; of the length that most contexts have.
-  std::vector<Entry>& apart() noexcept {
-    const auto most = std::max_element(by_length_.begin(), by_length_.end(),
-                                       [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-    return apart_[most->first];
-  }
-  const TeacherContext& teacher(const host_exec& exec, Entry& e) {
-    if (!e.teacher)
-      e.teacher = std::make_unique<TeacherContext>(folder_.context(exec, *teacher_, *e.file, e.context, continuation_));
-    return *e.teacher;
-  }
-  // The list that holds the n-th context, counted over all lengths.
-  std::vector<Entry>& list_of(std::size_t n) {
-    for (auto& [length, list] : by_length_) {
-      if (n < list.size()) return list;
-      n -= list.size();
-    }
-    return by_length_.rbegin()->second;
-  }
-  // Differs where other files, or other contexts of them, would be trained on.
-  std::string fingerprint() const {
-    std::uint64_t hash = 0;
-    for (const auto& [length, list] : by_length_)
-      for (const Entry& e : list)
-        for (const index_t t : e.file->context(e.context))
-          hash = detail::splitmix64(hash ^ static_cast<std::uint64_t>(t));
-    return std::to_string(contexts_) + " contexts " + std::to_string(hash);
-  }
-
- private:
-  LkvTeacher* teacher_;
-  TeacherFolder folder_;
-  index_t continuation_;
-  std::map<index_t, std::vector<Entry>> by_length_, apart_;
-  std::size_t contexts_ = 0;
 };
 
 class LkvTrainer {
