@@ -1,7 +1,7 @@
 // The one door to Highway, used with static dispatch: the instruction set is the one that the translation unit is
 // compiled for. KVEVICT_SIMD is 1 where Highway is found and has a fixed-width vector target; code that uses it has a
 // portable twin for the other case. KVEVICT_PORTABLE, defined by the user, forces that twin.
-// Link one executable per instruction set: object files compiled for different ones do not mix.
+// Objects compiled for different ones may stand in one program: KVEVICT_ABI keeps their symbols apart.
 #pragma once
 
 #if !defined(KVEVICT_PORTABLE) && __has_include(<hwy/highway.h>)
@@ -11,6 +11,7 @@
 #if !defined(HWY_IS_DEBUG_BUILD)
 #define HWY_IS_DEBUG_BUILD 0  // its assertions would need libhwy, and only its headers are used
 #endif
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "kvevict/config.hpp"

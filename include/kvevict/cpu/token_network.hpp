@@ -1,5 +1,4 @@
-// LKV-T on the host (lkv/lkv_t.hpp): the networks of one layer, through Highway where it is found, plain loops
-// otherwise.
+// LKV-T on the host (lkv/lkv_t.hpp): the networks of one layer.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -14,9 +13,9 @@
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/cpu/detail/token_kernel.hpp"
+#include "kvevict/cpu/token_input.hpp"
 #include "kvevict/lkv/checkpoint.hpp"
 #include "kvevict/lkv/lkv_t.hpp"
-#include "kvevict/lkv/token_input.hpp"
 #include "kvevict/lkv/token_net.hpp"
 #include "kvevict/observe/observation.hpp"
 #include "kvevict/score/check_scoring.hpp"
@@ -43,7 +42,7 @@ void token_scores(const host_exec& exec, const LayerObservation<T>& o, TokenInpu
     const TokenNet<const float> n = net(h);
     packed = std::max(packed, (detail::packed_weights_floats(n.inputs, n.hidden) + 15) / 16 * 16);
     inputs = std::max(inputs, static_cast<std::size_t>(block) * static_cast<std::size_t>(n.inputs));
-    work = std::max(work, detail::token_kernel_floats(block, n.hidden));
+    work = std::max(work, detail::token_kernel_floats(block));
   }
   const std::size_t floats = packed + inputs + work + static_cast<std::size_t>(block);
   parallel_for(exec, o.shape.kv_heads * shares, floats * sizeof(float), [&](std::int64_t i, std::span<std::byte> s) {

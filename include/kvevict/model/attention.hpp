@@ -17,8 +17,8 @@
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/cpu/vector.hpp"
 #include "kvevict/model/packed.hpp"
-#include "kvevict/model/vector.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -72,14 +72,14 @@ void pack_keys(const Rows<const T>& keys, index_t first, index_t count, index_t 
     if constexpr (std::same_as<T, float>) {
       // A step of decoding packs keys for one query: squares are transposed in registers.
       if (width == panel && keys.col_stride == 1)
-        for (; done + lanes <= dims; done += lanes)
+        for (constexpr auto lanes = static_cast<index_t>(simd::width); done + lanes <= dims; done += lanes)
           for (index_t j = 0; j < panel; j += lanes) {
-            Vec square[lanes];
+            simd::Vec square[simd::width];
 #pragma GCC unroll 16
-            for (index_t i = 0; i < lanes; ++i) square[i] = load(keys.row(first + p + j + i) + done);
-            transpose(square);
+            for (index_t i = 0; i < lanes; ++i) square[i] = simd::load(keys.row(first + p + j + i) + done);
+            simd::transpose(square);
 #pragma GCC unroll 16
-            for (index_t i = 0; i < lanes; ++i) store(out + (done + i) * panel + j, square[i]);
+            for (index_t i = 0; i < lanes; ++i) simd::store(square[i], out + (done + i) * panel + j);
           }
     }
     if (width < panel) std::fill_n(out, panel * dims, 0.f);
@@ -100,27 +100,29 @@ void pack_values(const Rows<const T>& values, index_t first, index_t count, inde
 }
 
 // scores of one row [key_tile] become probabilities relative to the running maximum; what was summed so far is scaled.
-inline void update_softmax(float* scores, float* out, index_t width_v, float& top, float& sum) {
+inline void update_softmax(float* scores, float* out, index_t width_v, float& max_score, float& mass) {
+  using namespace simd;
+  constexpr auto lanes = static_cast<index_t>(width);
   Vec highest = load(scores);
-  for (index_t c = lanes; c < key_tile; c += lanes) highest = maximum(load(scores + c), highest);
-  const float tile_top = max_lanes(highest);
-  if (tile_top == -std::numeric_limits<float>::infinity()) {  // this row sees nothing of the tile
+  for (index_t c = lanes; c < key_tile; c += lanes) highest = max(load(scores + c), highest);
+  const float tile_max = max_of(highest);
+  if (tile_max == -std::numeric_limits<float>::infinity()) {  // this row sees nothing of the tile
     std::fill_n(scores, key_tile, 0.f);
     return;
   }
-  if (tile_top > top) {
-    const float shrink = exp(splat(top - tile_top))[0];
-    for (index_t c = 0; c < width_v; c += lanes) store(out + c, load(out + c) * shrink);
-    sum *= shrink;
-    top = tile_top;
+  if (tile_max > max_score) {
+    const Vec shrink = exp(set(max_score - tile_max));
+    for (index_t c = 0; c < width_v; c += lanes) store(mul(load(out + c), shrink), out + c);
+    mass *= first(shrink);
+    max_score = tile_max;
   }
-  Vec total{};
+  Vec total = zero();
   for (index_t c = 0; c < key_tile; c += lanes) {
-    const Vec p = exp(load(scores + c) - top);
-    total += p;
-    store(scores + c, p);
+    const Vec e = exp(sub(load(scores + c), set(max_score)));
+    total = add(total, e);
+    store(e, scores + c);
   }
-  sum += sum_lanes(total);
+  mass += sum(total);
 }
 
 // Lets the block's queries [query, query + rows / group) see one part's rows of KV head `head`. `queries`: of the call.

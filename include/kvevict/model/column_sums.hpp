@@ -11,9 +11,9 @@
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/cpu/vector.hpp"
 #include "kvevict/model/attention.hpp"
 #include "kvevict/model/packed.hpp"
-#include "kvevict/model/vector.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -43,8 +43,9 @@ inline void add_column_sums(const host_exec& exec, const CacheShape& shape, floa
         const index_t i = first + r;
         float* s = scores + r * tile;
         std::fill(s + std::clamp(rows - n + i + 1 - k, 0, width), s + tile, -std::numeric_limits<float>::infinity());
-        const float top = lse[std::int64_t{q_head} * n + i];
-        for (index_t c = 0; c < tile; c += kernel::lanes) kernel::store(s + c, kernel::exp(kernel::load(s + c) - top));
+        const auto shift = simd::set(lse[std::int64_t{q_head} * n + i]);
+        for (index_t c = 0; c < tile; c += static_cast<index_t>(simd::width))
+          simd::store(simd::exp(simd::sub(simd::load(s + c), shift)), s + c);
         for (index_t c = 0; c < width; ++c) sums.at(q_head, k + c) += static_cast<double>(s[c]);
       }
     }

@@ -11,9 +11,11 @@
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/model/vector.hpp"
+#include "kvevict/cpu/vector.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::kernel {
+
+inline constexpr auto lanes = static_cast<index_t>(simd::width);
 
 // body(first, last) over blocks of rows.
 template <class Body>
@@ -28,13 +30,13 @@ void for_row_blocks(const host_exec& exec, index_t rows, Body&& body) {
 // out = x / sqrt(mean(x^2) + epsilon) * weight; out may be x.
 inline void rms_norm_row(const float* x, std::span<const float> weight, float epsilon, float* out) {
   const auto n = static_cast<index_t>(weight.size());
-  Vec squares{};
+  simd::Vec squares = simd::zero();
   index_t c = 0;
   for (; c + lanes <= n; c += lanes) {
-    const Vec v = load(x + c);
-    squares += v * v;
+    const simd::Vec v = simd::load(x + c);
+    squares = simd::mul_add(v, v, squares);
   }
-  float sum = sum_lanes(squares);
+  float sum = simd::sum(squares);
   for (; c < n; ++c) sum += x[c] * x[c];
   const float factor = 1 / std::sqrt(sum / static_cast<float>(n) + epsilon);
   for (index_t i = 0; i < n; ++i) out[i] = x[i] * factor * weight[static_cast<std::size_t>(i)];
@@ -55,11 +57,9 @@ inline void gated_silu(const host_exec& exec, Matrix<const float> x, Matrix<floa
       const float *gate = x.row(r), *up = gate + width;
       float* y = out.row(r);
       index_t c = 0;
-      for (; c + lanes <= width; c += lanes) {
-        const Vec g = load(gate + c);
-        store(y + c, g / (1.f + exp(-g)) * load(up + c));
-      }
-      for (; c < width; ++c) y[c] = gate[c] / (1.f + exp(splat(-gate[c]))[0]) * up[c];
+      for (; c + lanes <= width; c += lanes)
+        simd::store(simd::mul(simd::silu(simd::load(gate + c)), simd::load(up + c)), y + c);
+      for (; c < width; ++c) y[c] = simd::first(simd::silu(simd::set(gate[c]))) * up[c];
     }
   });
 }

@@ -14,7 +14,7 @@
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/model/vector.hpp"
+#include "kvevict/cpu/vector.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -47,33 +47,36 @@ class FloatBuffer {
 
 namespace kernel {
 
-inline constexpr index_t panel = 2 * lanes;
+inline constexpr auto panel = static_cast<index_t>(2 * simd::width);
 // Rows of one register tile: with two vectors of columns and the operands they fill the register file.
-inline constexpr int tile_rows = lanes == 16 ? 12 : 6;
+inline constexpr int tile_rows = simd::registers == 32 ? 12 : simd::registers == 16 ? 6 : 2;
 
 // c[rows][panel] (+)= a[rows][depth] * b[depth][panel]; each element is one chain of fused products in order of depth.
 template <int rows>
 void multiply_tile(const float* a, std::int64_t lda, const float* b, std::int64_t ldb, index_t depth, float* c,
                    std::int64_t ldc, bool accumulate) {
-  Vec sum[rows][2] = {};
+  using namespace simd;
+  Vec sum[rows][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = zero();
   for (index_t k = 0; k < depth; ++k, b += ldb) {
-    const Vec left = load(b), right = load(b + lanes);
+    const Vec left = load(b), right = load(b + width);
 #pragma GCC unroll 12
     for (int r = 0; r < rows; ++r) {
-      const float x = a[r * lda + k];
-      sum[r][0] += left * x;
-      sum[r][1] += right * x;
+      const Vec x = set(a[r * lda + k]);
+      sum[r][0] = mul_add(left, x, sum[r][0]);
+      sum[r][1] = mul_add(right, x, sum[r][1]);
     }
   }
 #pragma GCC unroll 12
   for (int r = 0; r < rows; ++r) {
     float* out = c + r * ldc;
     if (accumulate) {
-      sum[r][0] += load(out);
-      sum[r][1] += load(out + lanes);
+      sum[r][0] = add(sum[r][0], load(out));
+      sum[r][1] = add(sum[r][1], load(out + width));
     }
-    store(out, sum[r][0]);
-    store(out + lanes, sum[r][1]);
+    store(sum[r][0], out);
+    store(sum[r][1], out + width);
   }
 }
 

@@ -23,8 +23,8 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/cpu/vector.hpp"
 #include "kvevict/interop/eigen.hpp"
-#include "kvevict/lkv/token_input.hpp"
 #include "kvevict/model/config.hpp"
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/rope/rope_table.hpp"
@@ -140,7 +140,7 @@ class MaskedDecoder {
     } else {
       static_assert(std::same_as<T, float>, "narrow rows widen to float");
       const auto wide = memory.view(tokens, d);
-      detail::widen_row(from, 1, tokens * d, wide.data);
+      simd::widen_row(from, 1, tokens * d, wide.data);
       to = wide;
     }
   }

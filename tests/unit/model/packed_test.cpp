@@ -9,8 +9,6 @@
 #include <limits>
 #include <vector>
 
-#include "kvevict/model/vector.hpp"
-
 using namespace kvevict;
 
 namespace {
@@ -87,17 +85,4 @@ TEST_CASE("shapes that do not fit are refused with all of them") {
   std::vector<float> x(6), y(8);
   CHECK_THROWS_WITH(w.multiply({}, {x.data(), 2, 2, 2}, {}, {y.data(), 2, 4, 4}),
                     doctest::Contains("x [2, 2] and y [2, 4] do not fit W [4, 3]"));
-}
-
-TEST_CASE("the vector exponential is accurate, zero far below and finite far above") {
-  double worst = 0;
-  for (float x = -87.f; x < 88.f; x += 0.0371f) {
-    const double exact = std::exp(static_cast<double>(x));
-    worst = std::max(worst, std::abs(static_cast<double>(kernel::exp(kernel::splat(x))[0]) / exact - 1));
-  }
-  CHECK(worst < 2.5e-7);
-  CHECK(kernel::exp(kernel::splat(0.f))[0] == 1.f);
-  CHECK(kernel::exp(kernel::splat(-100.f))[0] == 0.f);
-  CHECK(kernel::exp(kernel::splat(-std::numeric_limits<float>::infinity()))[0] == 0.f);
-  CHECK(std::isfinite(kernel::exp(kernel::splat(1000.f))[0]));
 }

@@ -20,6 +20,7 @@
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/cpu/detail/window_kernel.hpp"
+#include "kvevict/cpu/vector.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::detail {
 
@@ -34,7 +35,7 @@ struct WindowSize {
   // Slots per row of sums, and of all.
   std::size_t unit() const noexcept {
     const std::size_t own = static_cast<std::size_t>(rows) * (one_sum ? static_cast<std::size_t>(group) : 1);
-    return (own + lanes::width - 1) / lanes::width * lanes::width;
+    return (own + simd::width - 1) / simd::width * simd::width;
   }
   std::size_t units() const noexcept { return one_sum ? 1 : static_cast<std::size_t>(group); }
   std::size_t slots() const noexcept { return unit() * units(); }
@@ -86,18 +87,18 @@ class WindowHead {
       for (std::size_t first = 0; first < past_; first += tile_keys)  // all units while a tile's rows are in the cache
         for (std::size_t u = 0; u < s_.units(); ++u)
           weighted_sums(p_.kept + first * slots_ + u * unit, slots_, std::min(tile_keys, past_ - first),
-                        unit / lanes::width, p_.weight + u * unit, sums.row(static_cast<index_t>(u)) + first);
+                        unit / simd::width, p_.weight + u * unit, sums.row(static_cast<index_t>(u)) + first);
       return;
     }
     for_tiles(0, past_, [&](std::size_t first, std::size_t keys) {
       for (std::size_t u = 0; u < s_.units(); ++u) {
-        std::fill_n(p_.sums, keys * lanes::width, 0.f);
+        std::fill_n(p_.sums, keys * simd::width, 0.f);
         for_blocks(u * unit, (u + 1) * unit, keys, [&](const Block& b) {
           add_weighted(b.x, b.stride, b.keys, b.vectors, p_.reference + b.slot, p_.weight + b.slot,
-                       p_.sums + b.first * lanes::width);
+                       p_.sums + b.first * simd::width);
         });
         float* const out = sums.row(static_cast<index_t>(u)) + first;
-        for (std::size_t j = 0; j < keys; ++j) out[j] = lanes::sum(lanes::load(p_.sums + j * lanes::width));
+        for (std::size_t j = 0; j < keys; ++j) out[j] = simd::sum(simd::load(p_.sums + j * simd::width));
       }
     });
   }
@@ -119,8 +120,8 @@ class WindowHead {
       mass = take<float>(slots);
       total = take<double>(slots);
       tile = take<float>(tile_keys * stage_stride(s.dim));
-      products = take<float>(block_keys * panel_vectors * lanes::width);
-      sums = take<float>(tile_keys * lanes::width);
+      products = take<float>(block_keys * panel_vectors * simd::width);
+      sums = take<float>(tile_keys * simd::width);
       kept = take<float>(s.store ? static_cast<std::size_t>(s.past) * slots : 0);
     }
     template <class N>
@@ -157,10 +158,10 @@ class WindowHead {
   // f(first slot, vectors) for the panels of slots [begin, end), which are whole units.
   template <class F>
   void for_panels(std::size_t begin, std::size_t end, F f) const {
-    constexpr std::size_t width = panel_vectors * lanes::width;
+    constexpr std::size_t width = panel_vectors * simd::width;
     const std::size_t unit = s_.unit();
     for (; begin < end; begin += unit)
-      for (std::size_t at = 0; at < unit; at += width) f(begin + at, std::min(width, unit - at) / lanes::width);
+      for (std::size_t at = 0; at < unit; at += width) f(begin + at, std::min(width, unit - at) / simd::width);
   }
 
   // Scaled queries as panels [dim][panel width], and what is known of each slot before any key is looked at: padding
@@ -173,7 +174,7 @@ class WindowHead {
     std::fill_n(p_.weight, slots_, 0.f);
     seen_by_all_ = tokens_;
     for_slots([&](index_t g, index_t row, std::size_t slot) {
-      constexpr std::size_t width = panel_vectors * lanes::width;
+      constexpr std::size_t width = panel_vectors * simd::width;
       const std::size_t unit_begin = slot / s_.unit() * s_.unit(), in_unit = slot - unit_begin,
                         panel = in_unit / width * width, panel_width = std::min(width, s_.unit() - panel);
       float* const to = p_.queries + (unit_begin + panel) * dim_ + (in_unit - panel);
@@ -216,7 +217,7 @@ class WindowHead {
     const std::size_t stride = stage_stride(s_.dim);
     for_panels(begin, end, [&](std::size_t slot, std::size_t vectors) {
       for (std::size_t j = 0; j < keys; j += block_keys) {
-        const Block b{p_.products, vectors * lanes::width, j, std::min(block_keys, keys - j), slot, vectors};
+        const Block b{p_.products, vectors * simd::width, j, std::min(block_keys, keys - j), slot, vectors};
         block_products(vectors, p_.tile + j * stride, stride, p_.queries + slot * dim_, dim_, b.x);
         if (masked_) hide(b.x, b.stride, b.keys, vectors, p_.limit + slot, j);
         body(b);
@@ -251,7 +252,7 @@ class WindowHead {
     };
     measure(0, past_, s_.store);
     measure(past_, tokens_, false);
-    lanes::end_stream();
+    simd::end_stream();
     for (std::size_t slot = 0; slot < slots_; ++slot)
       if (p_.weight[slot] != 0.f && p_.total[slot] >= 0x1p100) return false;
     for (std::size_t slot = 0; slot < slots_; ++slot)

@@ -13,11 +13,12 @@
 
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/cpu/detail/window_lanes.hpp"
+#include "kvevict/cpu/vector.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::detail {
 
-inline constexpr std::size_t block_keys = lanes::block_keys;
+// Keys and vectors of query rows whose products are held in registers at a time: 24 of 32, or 12 of 16.
+inline constexpr std::size_t block_keys = simd::registers == 32 ? 12 : simd::registers == 16 ? 6 : 3;
 inline constexpr std::size_t tile_keys = 96;  // a multiple of block_keys
 inline constexpr std::size_t panel_vectors = 2;
 static_assert(tile_keys % block_keys == 0);
@@ -30,42 +31,34 @@ constexpr std::size_t stage_stride(index_t dim) noexcept {
 // Widens keys [first, first + count) to out [tile_keys][stage_stride]; the last block is filled up with zeros.
 template <class T>
 void stage_tile(const Rows<const T>& keys, std::int64_t first, std::size_t count, float* out) {
-  const auto dim = static_cast<std::size_t>(keys.cols), whole = dim / lanes::width * lanes::width;
   const std::size_t stride = stage_stride(keys.cols);
-  for (std::size_t j = 0; j < count; ++j, out += stride) {
-    const T* const from = keys.row(first + static_cast<std::int64_t>(j));
-    if (keys.col_stride == 1) {
-      for (std::size_t i = 0; i < whole; i += lanes::width) lanes::store(lanes::widen(from + i), out + i);
-      for (std::size_t i = whole; i < dim; ++i) out[i] = to_float(from[i]);
-    } else {
-      for (std::size_t i = 0; i < dim; ++i) out[i] = to_float(from[static_cast<std::int64_t>(i) * keys.col_stride]);
-    }
-  }
+  for (std::size_t j = 0; j < count; ++j, out += stride)
+    simd::widen_row(keys.row(first + static_cast<std::int64_t>(j)), keys.col_stride, keys.cols, out);
   std::fill_n(out, (count + block_keys - 1) / block_keys * block_keys * stride - count * stride, 0.f);
 }
 
 // Products of one key with a panel: c += *key * b. Written out, so that c stays in registers at every optimisation
 // level.
 template <int V>
-[[gnu::always_inline]] inline void add_products(const float* key, const lanes::Vec (&b)[V], lanes::Vec (&c)[V]) {
-  const lanes::Vec a = lanes::set(*key);
-  c[0] = lanes::mul_add(a, b[0], c[0]);
-  if constexpr (V == 2) c[1] = lanes::mul_add(a, b[1], c[1]);
+[[gnu::always_inline]] inline void add_products(const float* key, const simd::Vec (&b)[V], simd::Vec (&c)[V]) {
+  const simd::Vec a = simd::set(*key);
+  c[0] = simd::mul_add(a, b[0], c[0]);
+  if constexpr (V == 2) c[1] = simd::mul_add(a, b[1], c[1]);
 }
 template <int V>
-[[gnu::always_inline]] inline void load_vectors(const float* from, lanes::Vec (&to)[V]) {
-  to[0] = lanes::load(from);
-  if constexpr (V == 2) to[1] = lanes::load(from + lanes::width);
+[[gnu::always_inline]] inline void load_vectors(const float* from, simd::Vec (&to)[V]) {
+  to[0] = simd::load(from);
+  if constexpr (V == 2) to[1] = simd::load(from + simd::width);
 }
 template <int V>
-[[gnu::always_inline]] inline void store_vectors(const lanes::Vec (&from)[V], float* to) {
-  lanes::store(from[0], to);
-  if constexpr (V == 2) lanes::store(from[1], to + lanes::width);
+[[gnu::always_inline]] inline void store_vectors(const simd::Vec (&from)[V], float* to) {
+  simd::store(from[0], to);
+  if constexpr (V == 2) simd::store(from[1], to + simd::width);
 }
 template <int V>
-[[gnu::always_inline]] inline void clear_vectors(lanes::Vec (&c)[V]) {
-  c[0] = lanes::zero();
-  if constexpr (V == 2) c[1] = lanes::zero();
+[[gnu::always_inline]] inline void clear_vectors(simd::Vec (&c)[V]) {
+  c[0] = simd::zero();
+  if constexpr (V == 2) c[1] = simd::zero();
 }
 
 // x [block_keys][V vectors] = products of a block of keys, `key_stride` floats apart, with a panel of V vectors.
@@ -78,14 +71,14 @@ template <int V, std::size_t... KEY>
   static_assert(block_keys % shared == 0 && sizeof...(KEY) == block_keys && V <= 2);
   const std::size_t offset[shared] = {0, key_stride, 2 * key_stride};
   const float* const row[block_keys] = {keys + KEY / shared * shared * key_stride...};
-  lanes::Vec b[V], c[block_keys][V];
+  simd::Vec b[V], c[block_keys][V];
   (clear_vectors<V>(c[KEY]), ...);
 #pragma GCC unroll 4
-  for (std::size_t k = 0; k < dim; ++k, panel += V * lanes::width) {
+  for (std::size_t k = 0; k < dim; ++k, panel += V * simd::width) {
     load_vectors<V>(panel, b);
     (add_products<V>(row[KEY / shared * shared] + (k + offset[KEY % shared]), b, c[KEY]), ...);
   }
-  (store_vectors<V>(c[KEY], x + KEY * V * lanes::width), ...);
+  (store_vectors<V>(c[KEY], x + KEY * V * simd::width), ...);
 }
 inline void block_products(std::size_t vectors, const float* keys, std::size_t key_stride, const float* panel,
                            std::size_t dim, float* x) {
@@ -99,21 +92,21 @@ inline void block_products(std::size_t vectors, const float* keys, std::size_t k
 // Hides keys first, first + 1, ... from the slots that see only `limit` keys of the tile.
 [[gnu::noinline]] inline void hide(float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
                                    const float* limit, std::size_t first) {
-  const auto hidden = lanes::set(-std::numeric_limits<float>::infinity());
+  const auto hidden = simd::set(-std::numeric_limits<float>::infinity());
   for (std::size_t j = 0; j < keys; ++j, x += stride)
-    for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width)
-      lanes::store(
-          lanes::visible(lanes::load(x + v), lanes::load(limit + v), lanes::set(static_cast<float>(first + j)), hidden),
+    for (std::size_t v = 0; v < vectors * simd::width; v += simd::width)
+      simd::store(
+          simd::if_greater(simd::load(limit + v), simd::set(static_cast<float>(first + j)), simd::load(x + v), hidden),
           x + v);
 }
 
 // largest[slot] = max(largest[slot], x)
 [[gnu::noinline]] inline void take_largest(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
                                            float* largest) {
-  for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width) {
-    auto m = lanes::load(largest + v);
-    for (std::size_t j = 0; j < keys; ++j) m = lanes::max(lanes::load(x + j * stride + v), m);
-    lanes::store(m, largest + v);
+  for (std::size_t v = 0; v < vectors * simd::width; v += simd::width) {
+    auto m = simd::load(largest + v);
+    for (std::size_t j = 0; j < keys; ++j) m = simd::max(simd::load(x + j * stride + v), m);
+    simd::store(m, largest + v);
   }
 }
 
@@ -122,27 +115,26 @@ inline void block_products(std::size_t vectors, const float* keys, std::size_t k
 template <bool KEEP>
 [[gnu::noinline]] void add_mass(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
                                 const float* reference, float* mass, float* kept, std::size_t kept_stride) {
-  for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width) {
-    const auto ref = lanes::load(reference + v);
-    auto m = lanes::load(mass + v);
+  for (std::size_t v = 0; v < vectors * simd::width; v += simd::width) {
+    const auto ref = simd::load(reference + v);
+    auto m = simd::load(mass + v);
     for (std::size_t j = 0; j < keys; ++j) {
-      const auto e = lanes::exp2(lanes::sub(lanes::load(x + j * stride + v), ref));
-      if constexpr (KEEP) lanes::stream(e, kept + j * kept_stride + v);
-      m = lanes::add(m, e);
+      const auto e = simd::exp2(simd::sub(simd::load(x + j * stride + v), ref));
+      if constexpr (KEEP) simd::stream(e, kept + j * kept_stride + v);
+      m = simd::add(m, e);
     }
-    lanes::store(m, mass + v);
+    simd::store(m, mass + v);
   }
 }
 
 // sums[key][width] += weight * 2^(x - reference)
 [[gnu::noinline]] inline void add_weighted(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
                                            const float* reference, const float* weight, float* sums) {
-  for (std::size_t j = 0; j < keys; ++j, x += stride, sums += lanes::width) {
-    auto s = lanes::load(sums);
-    for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width)
-      s = lanes::mul_add(lanes::exp2(lanes::sub(lanes::load(x + v), lanes::load(reference + v))),
-                         lanes::load(weight + v), s);
-    lanes::store(s, sums);
+  for (std::size_t j = 0; j < keys; ++j, x += stride, sums += simd::width) {
+    auto s = simd::load(sums);
+    for (std::size_t v = 0; v < vectors * simd::width; v += simd::width)
+      s = simd::mul_add(simd::exp2(simd::sub(simd::load(x + v), simd::load(reference + v))), simd::load(weight + v), s);
+    simd::store(s, sums);
   }
 }
 
@@ -150,10 +142,10 @@ template <bool KEEP>
 [[gnu::noinline]] inline void weighted_sums(const float* x, std::size_t stride, std::size_t keys, std::size_t vectors,
                                             const float* weight, float* out) {
   for (std::size_t j = 0; j < keys; ++j, x += stride) {
-    auto s = lanes::zero();
-    for (std::size_t v = 0; v < vectors * lanes::width; v += lanes::width)
-      s = lanes::mul_add(lanes::load(x + v), lanes::load(weight + v), s);
-    out[j] = lanes::sum(s);
+    auto s = simd::zero();
+    for (std::size_t v = 0; v < vectors * simd::width; v += simd::width)
+      s = simd::mul_add(simd::load(x + v), simd::load(weight + v), s);
+    out[j] = simd::sum(s);
   }
 }
 
