@@ -24,16 +24,15 @@ usually wants; `kvevict/config.hpp` holds the version. The sentences are the fir
 
 
 def first_sentence(path):
-    """The first sentence of a header's opening comment."""
+    """The first sentence of a header's opening comment; formulas and lists, which are indented, are no part of it."""
     comment = []
     for line in path.read_text(encoding='utf-8').splitlines():
-        if not line.startswith('//'):
+        if not line.startswith('//') or line.strip() == '//' or line.startswith('//   '):
             break
         comment.append(line[2:].strip())
     words = ' '.join(comment)
-    # A sentence ends at a full stop or colon before a space and a capital, a list, or the end.
-    end = re.search(r'(?<!al)(?<!e\.g)(?<!i\.e)[.](?= [A-Z`(]| *$)|:(?= *$|  )', words)
-    sentence = (words[:end.start()] if end else words).strip()
+    end = re.search(r'(?<!al)(?<!e\.g)(?<!i\.e)\.(?= |$)', words)
+    sentence = (words[:end.start()] if end else words).strip().rstrip(':')
     if not sentence:
         raise SystemExit(f'{path}: a public header begins with a comment that says what it is for')
     return sentence.replace('|', '\\|') + '.'

@@ -1,4 +1,4 @@
-// What every entry that takes somebody else's cache asks of it before a row is touched: the numbers it states agree.
+// Checks of a foreign cache before any of its rows is touched: the numbers that it states must agree.
 #pragma once
 #include <cstdint>
 #include <limits>

@@ -1,4 +1,4 @@
-// What a plan has to say about itself: everything that was cut, raised or replaced, in plain sentences.
+// The notes of a plan: everything that was cut, raised or replaced, in plain sentences.
 #pragma once
 #include <string>
 #include <utility>

@@ -1,5 +1,5 @@
-// Scorers of single rows on the device: whatever says score_row() (score/row_scorer.hpp), `random` and scorers of
-// somebody else alike. A thread takes a row; nothing waits.
+// Scorers of single rows on the device: everything that has score_row() (score/row_scorer.hpp), `random` and your own
+// alike. A thread takes a row; nothing waits.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// What matrix_of() of both libraries asks of the rows that it is given.
+// The check behind matrix_of() of both libraries: the rows must be row-major.
 #pragma once
 #include <limits>
 

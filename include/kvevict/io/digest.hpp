@@ -1,5 +1,5 @@
-// What a file holds, as one number: XXH64 (Collet, https://github.com/Cyan4973/xxHash, specification 0.1.1). It tells
-// contents apart that differ by accident; it is no protection against somebody who looks for a collision.
+// The contents of a file as one number: XXH64 (Collet, https://github.com/Cyan4973/xxHash, specification 0.1.1). It
+// tells contents apart that differ by accident; it is no protection against somebody who looks for a collision.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>

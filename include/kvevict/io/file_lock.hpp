@@ -1,4 +1,4 @@
-// One process at a time: a lock on a file that is being made, for work that takes long and would be lost.
+// A lock on a file that is being made, so that two processes do not do the same long work and lose one of the results.
 #pragma once
 #include <fcntl.h>
 #include <sys/file.h>

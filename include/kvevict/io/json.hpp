@@ -1,5 +1,5 @@
-// JSON as our file headers need it: strict. An ordinary parser keeps the last of two equal keys without a word, and
-// takes a zero byte for the end of the text.
+// Strict JSON, as the headers of our files need it. An ordinary parser keeps the last of two equal keys without a word,
+// and takes a zero byte for the end of the text.
 #pragma once
 #include <cstddef>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// Where the weights of the LKV parts lie.
+// The file that the LKV parts take their weights from.
 #pragma once
 #include <filesystem>
 #include <memory>

@@ -1,7 +1,7 @@
 // Exact attention of a few or many queries over the rows of a cache, tile by tile with a running softmax: no matrix of
-// queries x keys is ever held, the cost is proportional to the rows that are there, and heads may differ in length.
-// A query's result depends on the rows that it sees and their order alone; how queries are grouped, and how many
-// threads run, changes no bit. (Running softmax: Milakov and Gimelshein 2018, arXiv 1805.02867.)
+// queries x keys is ever stored, the cost is proportional to the rows that exist, and heads may differ in length. A
+// query's result depends on the rows that it sees and their order alone; how queries are grouped, and how many threads
+// run, changes no bit. (Running softmax: Milakov and Gimelshein 2018, arXiv 1805.02867.)
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
-// The parts of a decoder block that are no matrix product: RMSNorm and the gated SiLU. Each
-// works on whole rows, so that no result depends on how rows are shared among threads.
+// The parts of a decoder block that are not matrix products: RMSNorm and the gated SiLU. Each works on whole rows, so
+// that no result depends on how rows are shared among threads.
 #pragma once
 #include <algorithm>
 #include <cmath>

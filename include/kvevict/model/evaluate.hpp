@@ -1,6 +1,7 @@
-// What a policy costs a model in what it then says. A context is compressed before any question is known; every probe
-// and the continuation then start from that same compressed cache, and are compared with the full one, token by token.
-// The prefill and the pass over the full cache run once per context, whatever the number of policies and budgets.
+// What a policy costs: how far the predictions of a model move after its cache was cut. A context is compressed before
+// any question is known; every probe and the continuation then start from that same compressed cache, and are compared
+// with the full one, token by token. The prefill and the pass over the full cache run once per context, whatever the
+// number of policies and budgets.
 #pragma once
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,4 @@
-// Expected Attention: rows that queries to come are expected to look at, if queries are normally distributed.
+// Expected Attention: rows that future queries are expected to look at, if queries are normally distributed.
 // Source: Expected Attention (Devoto et al., 2025, arXiv 2510.00636); kvpress' ExpectedAttentionPress.
 //
 //   mu, S: mean and covariance of the prompt's queries before RoPE, per query head

@@ -1,5 +1,5 @@
-// Random scores: what any policy has to beat. They follow from seed, layer, head and position alone, so they are the
-// same on every platform and do not change when rows before were evicted.
+// Random scores: the baseline that any policy has to beat. They follow from seed, layer, head and position alone, so
+// they are the same on every platform and do not change when rows before were evicted.
 #pragma once
 #include <cstdint>
 #include <string_view>

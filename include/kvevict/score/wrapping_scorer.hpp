@@ -1,5 +1,5 @@
-// What a scorer that wraps a scorer is made from: chunks<keydiff> has the scorer keydiff inside. It says what it does
-// to the scores of a head; everything else comes from what it wraps, unless it says otherwise by a member of its own.
+// The base of scorers that wrap a scorer: chunks<keydiff> has the scorer keydiff inside. It says what it does to the
+// scores of a head; everything else comes from what it wraps, unless it says otherwise by a member of its own.
 #pragma once
 #include <concepts>
 #include <span>

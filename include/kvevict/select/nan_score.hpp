@@ -1,4 +1,4 @@
-// A score that is NaN cannot be ranked: how selection says so.
+// The error for a NaN score, which cannot be ranked.
 #pragma once
 #include <stdexcept>
 

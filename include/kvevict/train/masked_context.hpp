@@ -1,5 +1,5 @@
-// What training runs the frozen decoder on: a context whose rows carry masks, and the texts that follow it, with the
-// rows where a teacher is compared with.
+// What training runs the frozen decoder on: a context whose rows carry masks, and the texts that follow it, and the
+// rows at which it is compared with a teacher.
 #pragma once
 #include <concepts>
 #include <span>

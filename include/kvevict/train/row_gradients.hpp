@@ -1,4 +1,4 @@
-// The parts of a decoder block that are no matrix product, forward and backward, on any scalar: RMSNorm, the gated
+// The parts of a decoder block that are not matrix products, forward and backward, on any scalar: RMSNorm, the gated
 // SiLU. elementwise.hpp has the fast float forms of inference.
 #pragma once
 #include <Eigen/Core>
