@@ -29,9 +29,9 @@ namespace kvevict::inline KVEVICT_ABI {
 
 // Checkpoints that LKV parts take where none is named, as paths or `shipped:NAME`; empty: they must be named.
 struct LkvDefaults {
-  std::string checkpoint;                           // of `lkv`
-  std::string paper;                                // of `lkv-paper`: the paper's plain form
-  std::vector<std::filesystem::path> data_folders;  // where shipped files lie, after $KVEVICT_DATA
+  std::string checkpoint;                                // of `lkv`
+  std::string paper;                                     // of `lkv-paper`: the paper's plain form
+  std::vector<std::filesystem::path> data_folders = {};  // where shipped files lie, after $KVEVICT_DATA
 };
 
 // All allocators, scorers and published combinations.

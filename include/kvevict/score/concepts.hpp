@@ -108,7 +108,7 @@ Needs held_inputs(const LayerObservation<T>& o) {
 template <class T>
 void check_inputs(std::string_view scorer, Needs needs, index_t window, const LayerObservation<T>& o) {
   if (includes_need(needs, Needs::window_queries)) {
-    const index_t used = window_rows_used(window, o.most_tokens());
+    const index_t used = o.most_tokens() == 0 ? 0 : window_rows_used(window, o.most_tokens());
     const auto recorded = static_cast<index_t>(o.window_queries.empty() ? 0 : o.window_positions.size());
     if (recorded < used)
       fail_argument(scorer, ": window of ", used, " queries asked, but layer ", o.layer, " has ", recorded,
