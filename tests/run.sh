@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds (g++, Release) and runs the tests; ends with ctest's closing line.
 #   --deps    only install
-#   --all     also clang with AddressSanitizer and UndefinedBehaviorSanitizer, every header alone, consumer projects,
-#             format, and compiling CUDA where nvcc is
+#   --all     also clang with AddressSanitizer and UndefinedBehaviorSanitizer, fuzz targets, every header alone,
+#             consumer projects, format, compiling CUDA where nvcc is, and more random plans and interruptions
 #   --model   also what needs a real model (fetched once into build/models)
 #   --peers   also the comparisons that need torch (run only where it is installed)
+# KVEVICT_FUZZ_SECONDS, KVEVICT_RANDOM_PLANS and KVEVICT_INTERRUPTIONS say how long and how often (docs/building.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/deps.sh
@@ -29,7 +30,7 @@ if [ "$all" = ON ]; then
   quietly cmake --preset asan
   quietly cmake --build --preset asan --target test_programs
   echo "clang with sanitizers:"
-  quietly ctest --preset asan && echo "  all tests passed"
+  KVEVICT_FUZZ_SECONDS="${KVEVICT_FUZZ_SECONDS:-60}" quietly ctest --preset asan && echo "  all tests passed"
 fi
 model_dir="$PWD/build/models/smollm2"
 if [ "$model" = ON ]; then bash examples/models/smollm2.sh "$model_dir"; fi
@@ -38,5 +39,8 @@ quietly cmake --preset release -DKVEVICT_FULL_CHECKS=$all -DKVEVICT_MODEL_TESTS=
 # Without --all the benchmarks are left for later.
 if [ "$all" = ON ]; then quietly cmake --build --preset release
 else quietly cmake --build --preset release --target test_programs; fi
+if [ "$all" = ON ]; then
+  export KVEVICT_RANDOM_PLANS="${KVEVICT_RANDOM_PLANS:-72000}" KVEVICT_INTERRUPTIONS="${KVEVICT_INTERRUPTIONS:-100}"
+fi
 if [ "$peers" = 1 ]; then python3 bench/peers/torch_peer.py --check; fi
 ctest --preset release
