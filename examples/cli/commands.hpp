@@ -10,11 +10,13 @@
 
 namespace kvevict::tool {
 
-// compare: a table of policies on recorded dumps.
+// compare: a table of policies on recordings.
+inline constexpr const char* compare_retains = "0.05,0.15,0.3,0.5";
 struct CompareOptions {
   std::vector<std::string> dumps;
   PolicyOptions policies;
-  std::string retains = "0.05,0.15,0.3,0.5";
+  BudgetOptions budgets;
+  bool per_layer = false;
 };
 void compare(const Common& common, const CompareOptions& options);
 
@@ -27,8 +29,7 @@ void score(const Common& common, const ScoreOptions& options);
 // plan: the rows that a policy keeps under a budget.
 struct PlanOptions {
   std::string dump, policy;
-  std::optional<std::string> retain;
-  std::optional<std::int64_t> rows, bytes;
+  BudgetOptions budget;
 };
 void make_plan(const Common& common, const PlanOptions& options);
 
@@ -47,10 +48,11 @@ struct RecordCommandOptions {
 void record_dump(const Common& common, const RecordCommandOptions& options);
 
 // eval: policies judged by what a model says after eviction.
+inline constexpr const char* eval_retains = "0.5,0.3,0.15";
 struct EvalOptions {
   std::string model, tasks, state;
   PolicyOptions policies;
-  std::string retains = "0.5,0.3,0.15";
+  BudgetOptions budgets;
   std::optional<std::int64_t> limit, context_tokens;
   int probes = 0, continuation = 0;
 };

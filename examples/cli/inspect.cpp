@@ -9,7 +9,9 @@
 #include "cli/commands.hpp"
 #include "cli/table.hpp"
 #include "kvevict/config.hpp"
+#include "kvevict/core/printable.hpp"
 #include "kvevict/cpu/simd.hpp"
+#include "kvevict/io/digest.hpp"
 #include "kvevict/io/dump.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/plan_file.hpp"
@@ -19,20 +21,20 @@
 #include "kvevict/lkv/checkpoint.hpp"
 
 namespace kvevict::tool {
+namespace {
+#define KVEVICT_TOOL_TEXT(x) KVEVICT_TOOL_TEXT_OF(x)
+#define KVEVICT_TOOL_TEXT_OF(x) #x
+constexpr const char* abi_name = KVEVICT_TOOL_TEXT(KVEVICT_ABI);  // version, instruction set, vector path, threads
+#undef KVEVICT_TOOL_TEXT
+#undef KVEVICT_TOOL_TEXT_OF
+}  // namespace
 
 std::string version_text() {
   return joined_text("kvevict ", KVEVICT_VERSION_MAJOR, '.', KVEVICT_VERSION_MINOR, '.', KVEVICT_VERSION_PATCH, " (",
-                     simd_target(), ')');
+                     simd_target(), ", ", abi_name, ')');
 }
 
 namespace {
-
-// Control characters of foreign texts do not reach a terminal.
-std::string printable(std::string s) {
-  for (char& c : s)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return s;
-}
 
 // Each reads its file whole, so that a broken one is refused, and says in words what it holds.
 std::string describe_dump(const std::string& path) {
@@ -108,15 +110,15 @@ void inspect(const Common& common, const InspectOptions& options) {
   const Safetensors file(options.file);
   const auto format = file.metadata().find("format");
   const std::string kind = format == file.metadata().end() ? "safetensors without a format of ours" : format->second;
-  std::string out = options.file + ": " + printable(kind) + '\n';
+  std::string out = printable(options.file) + ": " + printable(kind) + ", " + file_digest(options.file) + '\n';
   for (const auto& [name, describe] : describers)
     if (name == kind) out += describe(options.file);
   Table metadata({{"metadata", false}, {"value", false}});
-  for (const auto& [key, value] : file.metadata()) metadata.add({printable(key), printable(value)});
+  for (const auto& [key, value] : file.metadata()) metadata.add({key, value});
   out += metadata.str();
   Table tensors({{"tensor", false}, {"type", false}, {"shape", false}, {"bytes", true}});
   for (const auto& [name, tensor] : file.tensors())
-    tensors.add({printable(name), std::string(dtype_name(tensor.dtype)), detail::shape_text(tensor.shape),
+    tensors.add({name, std::string(dtype_name(tensor.dtype)), detail::shape_text(tensor.shape),
                  std::to_string(tensor.bytes.size())});
   out += tensors.str();
   deliver(common, out);

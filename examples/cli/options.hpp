@@ -1,11 +1,14 @@
-// What the commands share: where output goes, how many threads, and the errors of wrong usage.
+// What the commands share: where output goes, how many threads, what was asked for, and the errors of wrong usage.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <iosfwd>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "kvevict/core/budget.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/naming/registry.hpp"
 
@@ -40,13 +43,26 @@ struct PolicyOptions {
 };
 std::vector<NamedPolicy> read_policies(const Registry& registry, const PolicyOptions& options);
 
-// "0.05,0.15": finite numbers in (0, 1], else usage_error.
-std::vector<double> read_retains(const std::string& list);
+// The same policy with exact=true in each allocator that can use up a budget and was not told otherwise, so that
+// policies are compared at one total. Its specification says so.
+NamedPolicy at_equal_total(const Registry& registry, NamedPolicy named);
 
-// Where the shipped file of this name lies: $KVEVICT_DATA, the source tree it was built from, the installed data. The
-// first throws where it is nowhere, the second answers with an empty text.
+// Comma lists of --retain, --rows and --bytes. `usual` are the ratios where nothing is given.
+struct BudgetOptions {
+  std::string retains, rows, bytes;
+};
+struct AskedBudget {
+  Budget budget;
+  std::optional<double> retain;  // as asked; none for rows and bytes
+};
+// In the order retains, rows, bytes. Throws usage_error for what is no ratio or no whole number.
+std::vector<AskedBudget> read_budgets(const BudgetOptions& options, const std::string& usual);
+
+// Where the shipped files lie: the source tree that the tool was built from, the installed data. $KVEVICT_DATA comes
+// before both (io/shipped.hpp).
+std::vector<std::filesystem::path> data_folders();
+// A shipped file by its name without the ending. Throws format_error where it is nowhere.
 std::filesystem::path shipped_data(const std::string& name);
-std::string find_shipped(const std::string& name);
 
 // Writes to standard output, or to `--out` as a whole or not at all.
 void deliver(const Common& common, const std::string& content);

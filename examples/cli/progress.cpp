@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "cli/table.hpp"
+#include "kvevict/core/printable.hpp"
 
 namespace kvevict::tool {
 
@@ -18,7 +19,7 @@ void Progress::step(std::string_view what) {
   if (!err_) return;
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;
   const double left = spent.count() / static_cast<double>(at_) * static_cast<double>(steps_ - at_);
-  *err_ << "\r\033[K" << at_ << '/' << steps_ << "  " << fixed(left, 0) << " s left  " << what << std::flush;
+  *err_ << "\r\033[K" << at_ << '/' << steps_ << "  " << fixed(left, 0) << " s left  " << printable(what) << std::flush;
 }
 
 void Progress::done() {

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/files.hpp"
 #include "kvevict/core/half.hpp"
+#include "kvevict/core/printable.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
 #include "kvevict/model/decoder.hpp"
@@ -57,10 +59,25 @@ std::vector<index_t> read_tokens(const RecordCommandOptions& options) {
   return out;
 }
 
+// What keys, values and queries take in the file.
+std::int64_t bytes_at_least(const ModelConfig& model, const RecordCommandOptions& options, std::size_t tokens,
+                            const RecordOptions& asked) {
+  const auto total = static_cast<std::int64_t>(tokens);
+  const std::int64_t layers = asked.layers.empty() ? model.layers : std::ssize(asked.layers);
+  const std::int64_t queries =
+      asked.all_queries ? total : std::min<std::int64_t>(total, total - asked.prompt_len + asked.window);
+  const std::int64_t rows = 2 * model.kv_heads * total + model.q_heads * std::max<std::int64_t>(queries, 0);
+  return layers * rows * model.head_dim * (options.dtype == "f32" ? 4 : 2);
+}
+
 }  // namespace
 
 void record_dump(const Common& common, const RecordCommandOptions& options) {
   if (common.out.empty()) throw usage_error("record needs --out, the dump to write");
+  require_utf8("--description", options.description);
+  std::vector<std::string> inputs = files_in(options.model);
+  inputs.push_back(options.tokens);
+  check_outputs({{"--out", common.out}}, inputs);
   const std::vector<index_t> tokens = read_tokens(options);
   RecordOptions asked;
   asked.prompt_len = options.prompt_len;
@@ -71,15 +88,16 @@ void record_dump(const Common& common, const RecordCommandOptions& options) {
   asked.output_projection = options.output_projection;
   asked.layers = numbers_in(options.layers, "--layers");
   asked.description = options.description;
-  asked.model = std::filesystem::path(options.model).lexically_normal().filename().string();
+  asked.model = printable(std::filesystem::path(options.model).lexically_normal().filename().string());
   const Decoder decoder(options.model);
+  check_outputs({{"--out", common.out}}, {}, bytes_at_least(decoder.config(), options, tokens.size(), asked));
   if (options.dtype == "f32") record<float>(common.exec(), decoder, tokens, asked, common.out);
   else if (options.dtype == "bf16") record<bf16_t>(common.exec(), decoder, tokens, asked, common.out);
   else record<fp16_t>(common.exec(), decoder, tokens, asked, common.out);
   Common summary = common;
   summary.out.clear();
   deliver(summary,
-          joined_text(common.out, ": ", asked.prompt_len, " prompt and ",
+          joined_text(printable(common.out), ": ", asked.prompt_len, " prompt and ",
                       static_cast<std::int64_t>(tokens.size()) - asked.prompt_len, " continuation rows of ",
                       asked.layers.empty() ? static_cast<std::size_t>(decoder.config().layers) : asked.layers.size(),
                       " layers\n"));

@@ -7,7 +7,10 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/files.hpp"
+#include "cli/missing_input.hpp"
 #include "cli/table.hpp"
+#include "kvevict/core/printable.hpp"
 #include "kvevict/io/dump.hpp"
 #include "kvevict/io/scores_file.hpp"
 
@@ -15,26 +18,30 @@ namespace kvevict::tool {
 
 void score(const Common& common, const ScoreOptions& options) {
   const AnyPolicy policy = common.registry->policy(options.policy);
-  const std::string path = options.dump.empty() ? shipped_data("smollm2-512.safetensors").string() : options.dump;
-  ScoresWriter file(policy.scorer.specification(), path);
+  const std::string path = options.dump.empty() ? shipped_data("smollm2-512").string() : options.dump;
+  std::vector<std::string> inputs = policy_paths({{options.policy, policy}});
+  inputs.push_back(path);
+  check_outputs({{"--out", common.out}}, inputs);
+  ScoresWriter file(policy.scorer.specification(), printable(path));
   index_t heads = 0, tokens = 0;
   std::vector<std::vector<float>> layers;
   visit_dump(path, [&]<CacheElement T>(const Dump<T>& dump) {
-    const Observations<T> observations = observe_all(dump);
     heads = score_heads(policy.scorer, dump.info().shape);
     tokens = dump.info().prompt_len;
-    for (const auto& o : observations.layers()) {
-      check_inputs(policy.scorer.specification(), policy.scorer.needs, policy.scorer.window_rows(), o);
-      auto& out = layers.emplace_back(static_cast<std::size_t>(heads) * static_cast<std::size_t>(tokens));
-      const Matrix<float> matrix{out.data(), heads, tokens, tokens};
-      score_on(common.exec(), policy.scorer, o, matrix);
-      for (index_t h = 0; h < heads; ++h)
-        for (index_t t = 0; t < tokens; ++t)
-          if (std::isnan(matrix.at(h, t)))
-            fail_domain(policy.scorer.specification(), ": the score of layer ", o.layer, ", head ", h, ", token ", t,
-                        " is NaN");
-      file.add(matrix);
-    }
+    const Observations<T> observations = observe_all(dump);
+    for (const auto& o : observations.layers())
+      naming_file(dump, policy.scorer, [&] {
+        check_inputs(policy.scorer.specification(), policy.scorer.needs, policy.scorer.window_rows(), o);
+        auto& out = layers.emplace_back(static_cast<std::size_t>(heads) * static_cast<std::size_t>(tokens));
+        const Matrix<float> matrix{out.data(), heads, tokens, tokens};
+        score_on(common.exec(), policy.scorer, o, matrix);
+        for (index_t h = 0; h < heads; ++h)
+          for (index_t t = 0; t < tokens; ++t)
+            if (std::isnan(matrix.at(h, t)))
+              fail_domain(policy.scorer.specification(), ": the score of layer ", o.layer, ", head ", h, ", token ", t,
+                          " is NaN");
+        file.add(matrix);
+      });
   });
   if (!common.out.empty()) file.write(common.out);
 
@@ -61,13 +68,11 @@ void score(const Common& common, const ScoreOptions& options) {
   Common summary = common;
   summary.out.clear();
   if (common.format == "json") {
-    deliver(summary, nlohmann::ordered_json{{"format", "kvevict-score"},
-                                            {"version", 1},
-                                            {"dump", path},
-                                            {"spec", policy.scorer.specification()},
-                                            {"rows", rows}}
-                             .dump(1) +
-                         '\n');
+    deliver(summary, json_text({{"format", "kvevict-score"},
+                                {"version", 1},
+                                {"dump", path},
+                                {"spec", policy.scorer.specification()},
+                                {"rows", rows}}));
   } else if (common.format == "csv") {
     deliver(summary, as_csv(rows));
   } else {
@@ -82,7 +87,7 @@ void score(const Common& common, const ScoreOptions& options) {
     for (const auto& r : rows)
       table.add({r["layer"].dump(), r["heads"].dump(), r["tokens"].dump(), r["scored"].dump(), number(r["least"]),
                  number(r["mean"]), number(r["most"])});
-    deliver(summary, policy.scorer.specification() + " on " + path + '\n' + table.str());
+    deliver(summary, printable(policy.scorer.specification() + " on " + path) + '\n' + table.str());
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace kvevict::tool {
 
-// Text cells in columns; numbers to the right. Lines of dashes stand between groups.
+// Text cells in columns; numbers to the right. Lines of dashes stand between groups. Cells are shown as printable text.
 class Table {
  public:
   struct Column {
@@ -14,7 +14,7 @@ class Table {
     bool number;
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
-  void add(std::vector<std::string> cells) { lines_.push_back(std::move(cells)); }
+  void add(std::vector<std::string> cells);
   void rule() { lines_.emplace_back(); }
   std::string str() const;
 
@@ -23,10 +23,14 @@ class Table {
   std::vector<std::vector<std::string>> lines_;  // empty: a rule
 };
 
-// `digits` after the point.
+// `digits` after the point; what rounds to zero has no sign.
 std::string fixed(double value, int digits);
 
-// One line per object with the keys of the first as header; text cells are quoted where they must be.
+// One line per object with the keys of the first as header; null is an empty cell. Texts are printable, quoted where
+// they must be, and led by an apostrophe where a spreadsheet would take them for a formula.
 std::string as_csv(const nlohmann::ordered_json& rows);
+
+// With a line end, in ASCII: nothing in it can act on a terminal.
+std::string json_text(const nlohmann::ordered_json& value);
 
 }  // namespace kvevict::tool

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cli/commands.hpp"
+#include "kvevict/core/printable.hpp"
 
 namespace kvevict::tool {
 namespace {
@@ -26,6 +27,13 @@ void add_policies(CLI::App& command, PolicyOptions& options) {
   command.add_option("--policy", options.policies, "policies, e.g. snapkv,uniform/keydiff,ada<pyramid>/snapkv");
   command.add_option("--allocator", options.allocators, "with --scorer: every pair of these");
   command.add_option("--scorer", options.scorers, "with --allocator: every pair of these");
+}
+
+void add_budgets(CLI::App& command, BudgetOptions& options, const std::string& usual) {
+  command.add_option("--retain", options.retains,
+                     "ratios kept / full" + (usual.empty() ? "" : "; " + usual + " where no budget is given"));
+  command.add_option("--rows", options.rows, "mean rows per head");
+  command.add_option("--bytes", options.bytes, "bytes of keys and values that may stay");
 }
 
 void list_policies(const Registry& registry, std::ostream& out) {
@@ -52,7 +60,6 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
   common.registry = &registry;
   common.output = &out;
   common.errors = &err;
-  int status = 0;
   const auto command = [&](const char* name, const char* about, auto options, auto add, auto body, bool tabular) {
     auto* sub = app.add_subcommand(name, about);
     auto shared = std::make_shared<decltype(options)>(std::move(options));
@@ -66,7 +73,9 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
       [&](CLI::App& c, CompareOptions& o) {
         c.add_option("dumps", o.dumps, "dump files; the shipped one by default");
         add_policies(c, o.policies);
-        c.add_option("--retain", o.retains, "ratios kept / full, e.g. 0.05,0.15")->capture_default_str();
+        add_budgets(c, o.budgets, compare_retains);
+        c.add_flag("--per-layer", o.per_layer,
+                   "table and csv: rows per head and measures of every layer (json has them)");
         c.add_option("--out", common.out, "write there instead of standard output");
       },
       compare, true);
@@ -83,11 +92,7 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
       [&](CLI::App& c, PlanOptions& o) {
         c.add_option("dump", o.dump, "dump file; the shipped one by default");
         c.add_option("--policy", o.policy, "the policy")->required();
-        auto* retain = c.add_option("--retain", o.retain, "ratio kept / full");
-        auto* rows = c.add_option("--rows", o.rows, "mean rows per head");
-        auto* bytes = c.add_option("--bytes", o.bytes, "bytes of keys and values that may stay");
-        retain->excludes(rows)->excludes(bytes);
-        rows->excludes(bytes);
+        add_budgets(c, o.budget, "");
         c.add_option("--out", common.out, "plan file (safetensors) to write; a summary is printed");
       },
       make_plan, true);
@@ -121,7 +126,7 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
         c.add_option("--model", o.model, "model folder (config.json and *.safetensors)")->required();
         c.add_option("--tasks", o.tasks, "task file; the shipped one by default");
         add_policies(c, o.policies);
-        c.add_option("--retain", o.retains, "ratios kept / full")->capture_default_str();
+        add_budgets(c, o.budgets, eval_retains);
         c.add_option("--context-tokens", o.context_tokens, "only contexts of this length")->check(CLI::PositiveNumber);
         c.add_option("--limit", o.limit, "only the first contexts (of that length)")->check(CLI::PositiveNumber);
         c.add_option("--probes", o.probes, "most probes of a context; all by default")->check(CLI::PositiveNumber);
@@ -162,22 +167,27 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
     list_policies(registry, out);
   });
 
+  const auto fails = [&](const std::string& why, int with) {
+    err << "kvevict: error: " << printable(why) << '\n';
+    return with;
+  };
   try {
     std::reverse(arguments.begin(), arguments.end());  // the parser takes them from the back
     app.parse(std::move(arguments));
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e, out, err);  // --help, --version
-    err << "kvevict: error: " << e.what()
-        << "\nkvevict --help lists the commands, kvevict COMMAND --help its options\n";
-    status = 2;
+    if (e.get_exit_code() != 0) {
+      fails(e.what(), 2);
+      err << "kvevict --help lists the commands, kvevict COMMAND --help its options\n";
+      return 2;
+    }
+    app.exit(e, out, err);  // --help, --version
   } catch (const usage_error& e) {
-    err << "kvevict: error: " << e.what() << '\n';
-    status = 2;
+    return fails(e.what(), 2);
   } catch (const std::exception& e) {
-    err << "kvevict: error: " << e.what() << '\n';
-    status = 1;
+    return fails(e.what(), 1);
   }
-  return status;
+  out.flush();
+  return out ? 0 : fails("standard output: writing failed", 1);
 }
 
 int run(int argc, char** argv, const Registry& registry) {

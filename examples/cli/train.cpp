@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/files.hpp"
 #include "cli/table.hpp"
-#include "kvevict/io/atomic_file.hpp"
+#include "kvevict/core/printable.hpp"
+#include "kvevict/io/file_lock.hpp"
 #include "kvevict/io/json.hpp"
 #include "kvevict/lkv/checkpoint.hpp"
 #include "kvevict/naming/grammar.hpp"
@@ -73,22 +75,30 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
   } catch (const std::invalid_argument& e) {
     throw usage_error(e.what());
   }
+  require_utf8("--model-name", options.model_name);
   const std::filesystem::path out = common.out;
-  { const AtomicFile writable(out); }  // now rather than after the first steps
+  if (out.empty()) fail_format("--out: is empty; the name of the checkpoint to write is required");
+  std::filesystem::path state = out;
+  state += ".state";
+  const std::string tasks = options.tasks.empty() ? shipped_data("train").string() : options.tasks;
+  const std::vector<std::string> task_files = split_outside(tasks, ',');
+  std::vector<std::string> inputs = files_in(options.model);
+  inputs.insert(inputs.end(), task_files.begin(), task_files.end());
+  inputs.push_back(options.config);
+  check_outputs({{"--out", common.out}, {"its state", state.string()}}, inputs);  // now, not after the first steps
+  const FileLock alone(out);
   const auto say = [&](const std::string& s) {
     if (!common.quiet) *common.errors << s << std::flush;
   };
 
+  const auto note = [&](const std::string& s) { say("kvevict: note: " + printable(s) + '\n'); };
   std::vector<Tasks> files;
-  const std::string tasks = options.tasks.empty() ? shipped_data("train.safetensors").string() : options.tasks;
-  for (const std::string& f : split_outside(tasks, ',')) files.emplace_back(f);
+  for (const std::string& f : task_files) files.emplace_back(f);
   LkvTeacher teacher(options.model);
-  LkvTrainer trainer(common.exec(), teacher, files, recipe, TeacherFolder(options.cache));
-  std::filesystem::path state = out;
-  state += ".state";
+  LkvTrainer trainer(common.exec(), teacher, files, recipe, TeacherFolder(options.cache, note));
   if (std::filesystem::exists(state)) {
     trainer.resume(state);
-    say(joined_text("going on from ", state.string(), " after step ", trainer.steps_done(), '\n'));
+    say(joined_text("going on from ", printable(state.string()), " after step ", trainer.steps_done(), '\n'));
   }
 
   const auto start = std::chrono::steady_clock::now();
@@ -108,12 +118,12 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
   }
   const ExportedLkv weights = trainer.weights();
   const std::filesystem::path folder(options.model);
-  const std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+  const std::string name = printable((folder.has_filename() ? folder : folder.parent_path()).filename().string());
   write_lkv_checkpoint(out, weights.sizes, weights.tensors(),
                        {{"model", options.model_name.empty() ? name : options.model_name}, {"recipe", recipe.text()}},
                        options.half);
   std::filesystem::remove(state);
-  say(joined_text("wrote ", out.string(), " after ", fixed(seconds(), 0), " s\n"));
+  say(joined_text("wrote ", printable(out.string()), " after ", fixed(seconds(), 0), " s\n"));
 }
 
 }  // namespace kvevict::tool

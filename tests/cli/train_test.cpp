@@ -2,27 +2,25 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include "cli/tool.hpp"
+#include "cli/run_tool.hpp"
 #include "common/task_file.hpp"
 #include "common/temp_dir.hpp"
+#include "kvevict/io/file_lock.hpp"
 #include "kvevict/lkv/checkpoint.hpp"
 #include "unit/model/tiny_model.hpp"
 
 using namespace kvevict;
+using kvevict::testing::contains;
+using kvevict::testing::run_tool;
 using kvevict::testing::TaskFile;
 using kvevict::testing::TempDir;
 using kvevict::testing::TinyModel;
+using Run = kvevict::testing::ToolResult;
 
 namespace {
-
-struct Run {
-  int status;
-  std::string out, err;
-};
 
 class Room {
  public:
@@ -43,17 +41,12 @@ class Room {
         "train", "lkv",       "--model", *this / "tiny",   "--tasks", *this / "train.safetensors", "--out",
         file,    "--threads", "1",       "--token-hidden", "3"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    std::ostringstream out, err;
-    static const Registry registry = tool::standard_parts();
-    const int status = tool::run(std::move(arguments), registry, out, err);
-    return {status, out.str(), err.str()};
+    return run_tool(arguments);
   }
 
  private:
   TempDir dir_;
 };
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
 }  // namespace
 
@@ -104,4 +97,38 @@ TEST_CASE("train lkv refuses what cannot be meant, and names it") {
   CHECK(room.train({"--threshold", "tanh"}).status == 2);
   CHECK(room.train({"--model", "/nowhere"}).status != 0);
   CHECK_FALSE(std::filesystem::exists(room / "lkv.safetensors"));
+}
+
+TEST_CASE("a teacher that was cut short is made again, with a note") {
+  const Room room;
+  const std::string cache = room / "cache";
+  REQUIRE(room.train({"--steps", "1", "--cache", cache}).status == 0);
+  const std::string first = testing::read_bytes(room / "lkv.safetensors");
+  int cut = 0;
+  for (const auto& file : std::filesystem::directory_iterator(cache)) {
+    std::filesystem::resize_file(file.path(), std::filesystem::file_size(file.path()) / 2);
+    ++cut;
+  }
+  REQUIRE(cut > 0);
+  const Run again = room.train({"--steps", "1", "--cache", cache});
+  REQUIRE_MESSAGE(again.status == 0, again.err);
+  CHECK(contains(again.err, "kvevict: note: " + cache));
+  CHECK(contains(again.err, "it is made again"));
+  CHECK(testing::read_bytes(room / "lkv.safetensors") == first);
+  CHECK_FALSE(contains(room.train({"--steps", "1", "--cache", cache}).err, "note"));
+}
+
+TEST_CASE("two trainings do not write one checkpoint, and none writes over what it reads") {
+  const Room room;
+  {
+    const FileLock other(room / "lkv.safetensors");
+    const Run r = room.train({"--steps", "1"});
+    CHECK(r.status == 1);
+    CHECK(contains(r.err, "another process is writing it"));
+  }
+  const Run tasks = room.train_to(room / "train.safetensors", {"--steps", "1"});
+  CHECK(tasks.status == 2);
+  CHECK(contains(tasks.err, "is a file that this command reads"));
+  CHECK(room.train_to(room / "tiny/model.safetensors", {"--steps", "1"}).status == 2);
+  CHECK(room.train({"--steps", "1", "--model-name", "\xff"}).status == 2);
 }

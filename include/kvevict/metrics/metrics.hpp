@@ -18,6 +18,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/metrics/finite.hpp"
 #include "kvevict/metrics/reference.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -30,13 +31,15 @@ struct LayerTruth {
   AttentionResult full;                   // output with the continuation rows visible
 };
 
-// Measures the full cache of one layer with the continuation's queries; `local` are the continuation's own rows.
+// Measures the full cache of one layer with the continuation's queries; `local` are the continuation's own rows. Throws
+// std::domain_error for the first value that is no finite number (check_finite).
 template <KVCacheView C, CacheElement Q>
 LayerTruth layer_truth(const host_exec& exec, const C& cache, index_t layer, const AttentionQueries<Q>& queries,
                        double scale, const LocalRows<typename C::element_type>& local) {
   using T = typename C::element_type;
   if (queries.positions.empty())
     fail_argument("metrics: layer ", layer, " has no continuation queries to measure with");
+  check_finite(cache, layer, queries, local);
   const CacheShape s = cache.shape();
   LayerTruth out;
   out.layer = layer;
@@ -72,7 +75,7 @@ inline double mass_recall(const LayerTruth& truth, const HeadRows& keep) {
 }
 
 // Relative L2 error of the attention output over the compacted cache, mean over queries and q_heads. An output that was
-// zero counts 0 if it still is, else 1.
+// zero counts 0 if it still is, else 1. An output that is no number makes the result none.
 template <KVCacheView C, CacheElement Q>
 double output_error(const host_exec& exec, const LayerTruth& truth, const C& compacted,
                     const AttentionQueries<Q>& queries, double scale,
@@ -92,7 +95,7 @@ double output_error(const host_exec& exec, const LayerTruth& truth, const C& com
         error += (a[c] - b[c]) * (a[c] - b[c]);
         norm += a[c] * a[c];
       }
-      sum += norm > 0 ? std::sqrt(error / norm) : error > 0 ? 1.0 : 0.0;
+      sum += error == 0 ? 0.0 : norm == 0 && error > 0 ? 1.0 : std::sqrt(error / norm);
     }
   return sum / (static_cast<double>(truth.q_heads) * truth.queries);
 }
