@@ -11,7 +11,7 @@
 #include "kvevict/cache/dense.hpp"
 #include "kvevict/cache/paged.hpp"
 #include "kvevict/cache/ragged.hpp"
-#include "kvevict/metrics/reference.hpp"
+#include "kvevict/metrics/exact_attention.hpp"
 #include "kvevict/observe/observations.hpp"
 #include "kvevict/plan/union_form.hpp"
 #include "kvevict/policy/policy.hpp"
@@ -117,8 +117,8 @@ void check_attention(const std::string& policy, const World<typename Cache::elem
     const HeadRows keep = plan.layer(o.layer).keep;
     AttentionOptions<T> masked;
     masked.keep = &keep;
-    const auto want = attend(exec, full, o.layer, queries, 0.4, masked);
-    const auto got = attend(exec, small, o.layer, queries, 0.4, AttentionOptions<T>{});
+    const auto want = exact_attention(exec, full, o.layer, queries, 0.4, masked);
+    const auto got = exact_attention(exec, small, o.layer, queries, 0.4, AttentionOptions<T>{});
     INFO(policy, ", layer ", o.layer);
     REQUIRE(got.output.size() == want.output.size());
     double worst = 0;

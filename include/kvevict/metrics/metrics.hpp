@@ -18,8 +18,8 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/metrics/exact_attention.hpp"
 #include "kvevict/metrics/finite.hpp"
-#include "kvevict/metrics/reference.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -47,7 +47,7 @@ LayerTruth layer_truth(const host_exec& exec, const C& cache, index_t layer, con
   out.queries = static_cast<index_t>(queries.positions.size());
   AttentionOptions<T> prompt;
   prompt.probabilities = true;
-  const AttentionResult seen = attend(exec, cache, layer, queries, scale, prompt);
+  const AttentionResult seen = exact_attention(exec, cache, layer, queries, scale, prompt);
   for (index_t h = 0; h < s.kv_heads; ++h) {
     const auto tokens = static_cast<std::size_t>(cache.tokens(layer, h));
     std::vector<double> mass(tokens, 0.0);
@@ -59,7 +59,7 @@ LayerTruth layer_truth(const host_exec& exec, const C& cache, index_t layer, con
   }
   AttentionOptions<T> all;
   all.local = local;
-  out.full = attend(exec, cache, layer, queries, scale, all);
+  out.full = exact_attention(exec, cache, layer, queries, scale, all);
   return out;
 }
 
@@ -82,7 +82,7 @@ double output_error(const host_exec& exec, const LayerTruth& truth, const C& com
                     const LocalRows<typename C::element_type>& local) {
   AttentionOptions<typename C::element_type> options;
   options.local = local;
-  const AttentionResult kept = attend(exec, compacted, truth.layer, queries, scale, options);
+  const AttentionResult kept = exact_attention(exec, compacted, truth.layer, queries, scale, options);
   if (kept.output.size() != truth.full.output.size())
     fail_argument("output_error: layer ", truth.layer, " was measured with ", truth.queries, " queries, not ",
                   kept.queries);

@@ -174,8 +174,8 @@ void attend_part(AttentionBlock& block, const AttendedRows<T>& part, index_t hea
 // together. Every query must see at least one row. lse, [q_heads][n] or null, receives the log-sum-exp of each row's
 // scores. Scratch per thread is a few hundred KiB, whatever the number of rows. O(rows seen * head_dim).
 template <class... T>
-void attend(const host_exec& exec, const CacheShape& shape, float scale, Matrix<const float> queries, Matrix<float> out,
-            float* lse, const AttendedRows<T>&... parts) {
+void streaming_attention(const host_exec& exec, const CacheShape& shape, float scale, Matrix<const float> queries,
+                         Matrix<float> out, float* lse, const AttendedRows<T>&... parts) {
   const index_t n = queries.rows, group = shape.group(), dk = shape.head_dim_k, dv = shape.head_dim_v;
   const index_t width_v = kernel::padded(dv, kernel::panel);
   // About 96 rows share a packed key tile, and there are at least two blocks per thread where queries allow it.

@@ -91,8 +91,8 @@ class Decoder {
               cache.append(exec, layer, keys, values,
                            std::span(state.positions).subspan(static_cast<std::size_t>(first), n));
               cache_rows(cache, layer, keys, values);
-              attend(exec, cache_shape(), config_.softmax_scale(), queries_of(qkv), out, lse,
-                     AttendedRows<float>{keys, values, AttendedRows<float>::Visible::causal, {}});
+              streaming_attention(exec, cache_shape(), config_.softmax_scale(), queries_of(qkv), out, lse,
+                                  AttendedRows<float>{keys, values, AttendedRows<float>::Visible::causal, {}});
             });
   }
 
@@ -117,9 +117,10 @@ class Decoder {
             [&](index_t layer, index_t, Matrix<const float> qkv, Matrix<float> out, float* lse) {
               new_rows(qkv, own_keys, own_values);
               cache_rows(cache, layer, keys, values);
-              attend(exec, cache_shape(), config_.softmax_scale(), queries_of(qkv), out, lse,
-                     AttendedRows<T>{keys, values, AttendedRows<T>::Visible::whole, {}},
-                     AttendedRows<float>{own_keys, own_values, AttendedRows<float>::Visible::local, begin});
+              streaming_attention(
+                  exec, cache_shape(), config_.softmax_scale(), queries_of(qkv), out, lse,
+                  AttendedRows<T>{keys, values, AttendedRows<T>::Visible::whole, {}},
+                  AttendedRows<float>{own_keys, own_values, AttendedRows<float>::Visible::local, begin});
             });
   }
 

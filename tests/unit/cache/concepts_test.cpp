@@ -142,8 +142,8 @@ TEST_CASE_TEMPLATE(
       small.compact(host_exec{2}, l, {rows, {}});
       AttentionOptions<typename C::element_type> masked;
       masked.keep = &rows;
-      const auto expected = attend(host_exec{}, full, l, queries.view(), 0.4, masked);
-      const auto got = attend(host_exec{}, small, l, queries.view(), 0.4);
+      const auto expected = reference_attention(full, l, queries.view(), 0.4, masked);
+      const auto got = reference_attention(small, l, queries.view(), 0.4);
       CHECK(expected.output == got.output);
       CHECK(expected.lse == got.lse);
       for (index_t h = 0; h < shape.kv_heads; ++h) {
@@ -308,7 +308,7 @@ TEST_CASE_TEMPLATE("heads of no rows are legal, and grow again", C, EACH_CACHE) 
   CHECK(cache.positions(0, 1).empty());
   CHECK(cache.tokens(1, 1) == 6);
   const Queries queries(2, 60);
-  for (const double x : attend(host_exec{}, cache, 0, queries.view(), 1.0).output) CHECK(x == 0.0);
+  for (const double x : reference_attention(cache, 0, queries.view(), 1.0).output) CHECK(x == 0.0);
   const NewRows<T> more(shape, cache.next_position(), 3, 9);
   cache.append(host_exec{}, 0, more.keys(), more.values(), more.positions());
   CHECK(cache.tokens(0, 1) == 3);

@@ -10,6 +10,7 @@
 
 #include "common/random_cache.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/metrics/exact_attention.hpp"
 
 using namespace kvevict;
 using namespace kvevict::testing;
@@ -37,8 +38,17 @@ AttentionResult attend_one(
     const auto& cache, Q query, index_t position, double scale,
     const AttentionOptions<typename std::remove_cvref_t<decltype(cache)>::element_type>& options = {}) {
   const Rows<const Q> row = dense_rows<const Q>(&query, 1, 1);
-  return attend(host_exec{}, cache, 0, AttentionQueries<Q>{std::span(&row, 1), std::span(&position, 1)}, scale,
-                options);
+  const AttentionQueries<Q> queries{std::span(&row, 1), std::span(&position, 1)};
+  const AttentionResult out = reference_attention(cache, 0, queries, scale, options),
+                        fast = exact_attention(host_exec{}, cache, 0, queries, scale, options);
+  CHECK(fast.row(0, 0)[0] == doctest::Approx(out.row(0, 0)[0]).epsilon(1e-14));
+  CHECK((fast.lse[0] == out.lse[0] || fast.lse[0] == doctest::Approx(out.lse[0]).epsilon(1e-14)));
+  if (options.probabilities) {
+    REQUIRE(fast.probabilities[0].size() == out.probabilities[0].size());
+    for (std::size_t j = 0; j < out.probabilities[0].size(); ++j)
+      CHECK(fast.probabilities[0][j] == doctest::Approx(out.probabilities[0][j]).epsilon(1e-14));
+  }
+  return out;
 }
 
 const float ln2 = std::log(2.f);
@@ -119,29 +129,25 @@ TEST_CASE("query heads read the KV head of their group, through any number of qu
     data.push_back(random_elements<float>(static_cast<std::size_t>(queries) * 5, 90 + static_cast<std::uint64_t>(q)));
     rows.push_back(dense_rows<const float>(data.back().data(), queries, 5));
   }
-  const auto out = attend(host_exec{}, cache, 1, AttentionQueries<float>{rows, positions}, 0.7);
-  for (index_t q_head = 0; q_head < 6; ++q_head)
-    for (const index_t query : {0, 1, 20, 63, 64, 66}) {
-      const index_t h = q_head / 3;  // query heads 0, 1, 2 read head 0
-      std::vector<double> expected(11, 0.0);
-      double sum = 0;
-      for (index_t r = 0; r < cache.tokens(1, h); ++r) {
-        if (cache.positions(1, h)[static_cast<std::size_t>(r)] > query) continue;
-        double logit = 0;
-        for (index_t c = 0; c < 5; ++c)
-          logit +=
-              double(rows[static_cast<std::size_t>(q_head)].at(query, c)) * double(to_float(cache.keys(1, h).at(r, c)));
-        sum += std::exp(0.7 * logit);
-        for (index_t c = 0; c < 11; ++c)
-          expected[static_cast<std::size_t>(c)] +=
-              std::exp(0.7 * logit) * double(to_float(cache.values(1, h).at(r, c)));
-      }
-      for (index_t c = 0; c < 11; ++c)
-        CHECK(out.row(q_head, query)[static_cast<std::size_t>(c)] ==
-              doctest::Approx(sum > 0 ? expected[static_cast<std::size_t>(c)] / sum : 0).epsilon(1e-12));
-    }
+  const AttentionQueries<float> asked{rows, positions};
+  AttentionOptions<bf16_t> options;
+  options.probabilities = true;
+  const auto want = reference_attention(cache, 1, asked, 0.7, options);
+  const auto out = exact_attention(host_exec{}, cache, 1, asked, 0.7, options);
+  REQUIRE(out.output.size() == want.output.size());
+  for (std::size_t i = 0; i < want.output.size(); ++i)
+    CHECK(out.output[i] == doctest::Approx(want.output[i]).epsilon(1e-12));
+  for (std::size_t q = 0; q < 6; ++q) {
+    CHECK(want.probabilities[q].size() == static_cast<std::size_t>(queries * cache.tokens(1, q < 3 ? 0 : 1)));
+    for (std::size_t i = 0; i < want.probabilities[q].size(); ++i)
+      CHECK(out.probabilities[q][i] == doctest::Approx(want.probabilities[q][i]).epsilon(1e-12));
+  }
+  // The group, once by hand: query heads 3, 4, 5 read KV head 1, and its first row is all that the query there sees.
+  const index_t first = cache.positions(1, 1)[0];
+  REQUIRE(first < queries);
+  CHECK(want.row(3, first)[10] == doctest::Approx(static_cast<double>(to_float(cache.values(1, 1).at(0, 10)))));
   for (const int threads : {2, 7})
-    CHECK(attend(host_exec{threads}, cache, 1, AttentionQueries<float>{rows, positions}, 0.7).output == out.output);
+    CHECK(exact_attention(host_exec{threads}, cache, 1, asked, 0.7).output == out.output);
 }
 
 TEST_CASE("shapes that do not fit are named") {
@@ -151,7 +157,7 @@ TEST_CASE("shapes that do not fit are named") {
   const Rows<const float> row = dense_rows<const float>(q, 1, 1), wide = dense_rows<const float>(q, 1, 2);
   const auto run = [&](std::vector<Rows<const float>> rows, const std::vector<index_t>& positions, index_t layer,
                        AttentionOptions<float> options = {}) {
-    (void)attend(host_exec{}, cache, layer, AttentionQueries<float>{rows, positions}, 1, options);
+    (void)reference_attention(cache, layer, AttentionQueries<float>{rows, positions}, 1, options);
   };
   CHECK_THROWS_WITH_AS(run({row, row}, one, 0), "attention in layer 0: queries of 2 heads; the model has 1 query heads",
                        std::invalid_argument);

@@ -53,9 +53,9 @@ Outcome attended(const Data& d, const std::vector<Rows<const float>>& k, const s
                  index_t first, index_t count, int threads = 1) {
   const std::size_t n = static_cast<std::size_t>(count) * 6;
   Outcome o{std::vector<float>(n * dim), std::vector<float>(n)};
-  attend({threads}, shape, scale, {d.q.data() + first * 6 * dim, count, 6 * dim, 6 * dim},
-         {o.out.data(), count, 6 * dim, 6 * dim}, o.lse.data(),
-         AttendedRows<float>{k, v, AttendedRows<float>::Visible::causal, {}});
+  streaming_attention({threads}, shape, scale, {d.q.data() + first * 6 * dim, count, 6 * dim, 6 * dim},
+                      {o.out.data(), count, 6 * dim, 6 * dim}, o.lse.data(),
+                      AttendedRows<float>{k, v, AttendedRows<float>::Visible::causal, {}});
   return o;
 }
 
