@@ -6,9 +6,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 #if __has_include(<Eigen/Core>)
 #include <Eigen/Core>
 #endif
@@ -47,11 +44,7 @@ inline std::vector<std::pair<std::string, std::string>> machine() {
   lines.emplace_back("flags", KVEVICT_FLAGS);
 #endif
   lines.emplace_back("processors", std::to_string(std::thread::hardware_concurrency()));
-#if defined(_OPENMP)
-  lines.emplace_back("threads", "1 unless the name says otherwise (OpenMP)");
-#else
-  lines.emplace_back("threads", "1");
-#endif
+  lines.emplace_back("threads", "1 unless the name says otherwise");
   return lines;
 }
 

@@ -30,8 +30,7 @@ fi
 [ -x "$nvcc" ] || { echo "device_check: no nvcc at $nvcc" >&2; exit 1; }
 mkdir -p "$build"
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
-flags=(-std=c++20 -O2 -arch="sm_$capability" -I"$root/include" -I"$here"
-       -Xcompiler -fopenmp)
+flags=(-std=c++20 -O2 -arch="sm_$capability" -I"$root/include" -I"$here")
 started=$SECONDS
 status=0
 

@@ -1,37 +1,28 @@
-// The one parallel loop: OpenMP where it is compiled in, serial otherwise. Never uses more threads than asked for, and
-// stays serial inside another parallel region, so that nested calls do not oversubscribe.
+// The one parallel loop. Never uses more threads than asked for, and stays serial inside another loop, so that nested
+// calls do not oversubscribe.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <span>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
+#include "kvevict/core/detail/worker_pool.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/exec.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
 // Threads that a loop of `count` independent items will use.
-inline int workers_for(const host_exec& exec, std::int64_t count) {
+[[nodiscard]] inline int workers_for(const host_exec& exec, std::int64_t count) {
   if (exec.threads < 1) fail_argument("host_exec: ", exec.threads, " threads; at least 1 is required");
-#if defined(_OPENMP)
-  if (omp_in_parallel()) return 1;
+  if (detail::inside_loop()) return 1;
   return static_cast<int>(std::clamp<std::int64_t>(count, 1, exec.threads));
-#else
-  (void)count;
-  return 1;
-#endif
 }
 
 // body(i, scratch) for i in [0, count), each i once, in any order. `scratch` is private to a worker: at least
 // `scratch_bytes` bytes, 64-byte aligned, unspecified contents. Where bodies throw, the exception of the lowest i is
-// rethrown after all workers have stopped, whatever their number: items above a failed one are skipped, those below it
-// still run.
+// rethrown here after all workers have stopped, whatever the number of threads; items behind it may be left out. Works
+// in a child after fork() too.
 template <class Body>
 void parallel_for(const host_exec& exec, std::int64_t count, std::size_t scratch_bytes, Body&& body) {
   if (count <= 0) return;
@@ -40,28 +31,18 @@ void parallel_for(const host_exec& exec, std::int64_t count, std::size_t scratch
   Arena own;
   std::span<std::byte> memory;
   if (stride != 0) memory = (exec.scratch ? *exec.scratch : own).take(stride * static_cast<std::size_t>(workers));
-#if defined(_OPENMP)
-  if (workers > 1) {
-    std::exception_ptr failure;
-    std::atomic<std::int64_t> failed{count};  // the lowest item that threw
-#pragma omp parallel for schedule(dynamic, 1) num_threads(workers)
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (i > failed.load(std::memory_order_relaxed)) continue;
-      try {
-        body(i, memory.subspan(stride * static_cast<std::size_t>(omp_get_thread_num()), stride));
-      } catch (...) {
-#pragma omp critical(kvevict_parallel_for)
-        if (i < failed.load(std::memory_order_relaxed)) {
-          failure = std::current_exception();
-          failed.store(i, std::memory_order_relaxed);
-        }
-      }
-    }
-    if (failure) std::rethrow_exception(failure);
+  const auto item = [&](std::int64_t i, int worker) {
+    body(i, memory.subspan(stride * static_cast<std::size_t>(worker), stride));
+  };
+  if (workers == 1) {
+    for (std::int64_t i = 0; i < count; ++i) item(i, 0);
     return;
   }
-#endif
-  for (std::int64_t i = 0; i < count; ++i) body(i, memory.subspan(0, stride));
+  using Item = decltype(item);
+  detail::ParallelLoop loop{
+      [](const void* f, std::int64_t i, int worker) { (*static_cast<const Item*>(f))(i, worker); }, &item, count,
+      workers - 1};
+  detail::WorkerPool::of_process().run(loop);
 }
 
 // The same without working memory: body(i).
