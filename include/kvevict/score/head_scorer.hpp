@@ -1,5 +1,5 @@
-// The base of scorers that look at one head at a time. Such a scorer names its inputs and scores a head; the checks, the loop over
-// heads, sinks and protection are written once (cpu/score_heads.hpp):
+// The base of scorers that look at one head at a time. Such a scorer names its inputs and scores a head; the checks,
+// the loop over heads, sinks and protection are written once (cpu/score_heads.hpp):
 //
 //   struct KNorm : score::HeadScorer {
 //     static constexpr std::string_view name = "knorm";

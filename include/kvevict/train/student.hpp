@@ -101,7 +101,7 @@ class LkvStudent {
   }
 
  private:
-  // The masks of one context.
+  // Buffers of one context.
   struct Memory {
     detail::GrowingMatrix<float> inputs, scores, noisy, mask, grad_mask;
     Matrix<float> x, u, v, m, g;  // x: [heads * tokens][inputs], the others [heads][tokens]
