@@ -45,7 +45,10 @@ def main():
         if page_bodies:
             bodies.append(f'namespace {name} {{\n{"".join(page_bodies)}}}\n')
     unique = '\n'.join(dict.fromkeys(includes))
-    target.write_text(f'{unique}\n#include "docs/fixture.hpp"\n\n{"".join(bodies)}\n#line 1 "main"\n'
+    # Blocks are examples: they name things that they do not use, and names of the fixture again.
+    quiet = ''.join(f'#pragma GCC diagnostic ignored "-W{w}"\n'
+                    for w in ('shadow', 'unused-variable', 'unused-but-set-variable'))
+    target.write_text(f'{unique}\n#include "docs/fixture.hpp"\n{quiet}\n{"".join(bodies)}\n#line 1 "main"\n'
                       f'int main() {{\n{"".join(calls)}  return failed;\n}}\n', encoding='utf-8')
     if device:
         unique = '\n'.join(dict.fromkeys(device_includes))
