@@ -3,7 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "common/random_cache.hpp"
@@ -112,4 +115,37 @@ TEST_CASE("no selection of a random cache beats the best one") {
     }
     CHECK(oracle_gap(layers, total, recall) > 0);
   }
+}
+
+TEST_CASE("a value that is no number is named, never counted as an error of nothing") {
+  constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const auto refusal = [](const Example& e) -> std::string {
+    try {
+      (void)e.truth();
+    } catch (const std::domain_error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const float bad : {nan, inf, -inf}) {
+    Example value, key, local, query;
+    value.v[1] = key.k[2] = local.local_v[0] = query.q1[0] = bad;
+    for (Example* e : {&value, &key}) {
+      e->cache = RaggedCache<float>(e->shape);
+      const auto keys = dense_rows<const float>(e->k.data(), 3, 1), values = dense_rows<const float>(e->v.data(), 3, 1);
+      e->cache.append(host_exec{}, 0, std::span(&keys, 1), std::span(&values, 1), std::vector<index_t>{0, 1, 2});
+    }
+    CHECK(refusal(value).starts_with("layer 0, head 0, token 1: element 0 of the value is "));
+    CHECK(refusal(key).starts_with("layer 0, head 0, token 2: element 0 of the key is "));
+    CHECK(refusal(local).starts_with("layer 0, head 0, token 3: element 0 of the value is "));
+    CHECK(refusal(query).starts_with("layer 0, query head 1, token 0: element 0 of the query is "));
+  }
+  // A compacted cache that holds what the full one did not: the error is no number.
+  Example e;
+  const LayerTruth truth = e.truth();
+  RaggedCache<float> spoilt(e.shape);
+  e.v[0] = nan;
+  const auto keys = dense_rows<const float>(e.k.data(), 3, 1), values = dense_rows<const float>(e.v.data(), 3, 1);
+  spoilt.append(host_exec{}, 0, std::span(&keys, 1), std::span(&values, 1), std::vector<index_t>{0, 1, 2});
+  CHECK(std::isnan(output_error(host_exec{}, truth, spoilt, e.queries(), 1, e.local())));
 }
