@@ -62,17 +62,16 @@ void score_on(const host_exec& exec, const S& scorer, const LayerObservation<T>&
 template <score::ScoresRows S, CacheElement T>
 void score_on(const host_exec& exec, const S& scorer, const LayerObservation<T>& o, Matrix<float> out) {
   check_scoring(scorer, o, out);
-  const Needs needs = needs_of(scorer);
+  constexpr Needs needs = S::needs;  // known to the compiler, so that its loop has no branches
   const auto elements = [](std::span<const float> row) {
     return score::RowElements<float>{row.data(), static_cast<index_t>(row.size())};
   };
   detail::for_scored_heads(exec, o, out, [&](const score::Head& head, std::span<float> scores) {
-    score::ScoredRow<float> row{.layer = head.layer(), .head = head.index()};
     for (std::size_t t = 0; t < scores.size(); ++t) {
-      row.index = static_cast<index_t>(t);
-      if (includes_need(needs, Needs::positions)) row.position = head.position(t);
-      if (includes_need(needs, Needs::keys)) row.key = elements(head.key(t));
-      if (includes_need(needs, Needs::values)) row.value = elements(head.value(t));
+      score::ScoredRow<float> row{.layer = head.layer(), .head = head.index(), .index = static_cast<index_t>(t)};
+      if constexpr (includes_need(needs, Needs::positions)) row.position = head.position(t);
+      if constexpr (includes_need(needs, Needs::keys)) row.key = elements(head.key(t));
+      if constexpr (includes_need(needs, Needs::values)) row.value = elements(head.value(t));
       scores[t] = scorer.score_row(row);
     }
   });

@@ -1,4 +1,4 @@
-// Column sums of the window attention of one KV head: the arithmetic under score/window_attention.hpp.
+// Column sums of the window attention of one KV head: the arithmetic under score/snapkv.hpp.
 //
 //   sum_j = sum over rows r of weight_r * 2^(x_rj - reference_r),   x = q . k * softmax_scale * log2(e)
 //
