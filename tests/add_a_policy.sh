@@ -44,7 +44,7 @@ print('\n'.join(l for l in lines if not l.startswith('#include')))
 print('CHECK(cache.bytes_live() < kvevict::RaggedCache<kvevict::fp16_t>(view).bytes_live() / 4);\n} };\nBlock{}.body();\n}')
 END
 python3 build/block.py "$name" >build/card_test.cpp
-flags=(-std=c++20 -O1 -fopenmp -DEIGEN_DONT_PARALLELIZE -DDOCTEST_CONFIG_SUPER_FAST_ASSERTS -Iinclude -Itests -Iexamples
+flags=(-std=c++20 -O1 -pthread -DEIGEN_DONT_PARALLELIZE -DDOCTEST_CONFIG_SUPER_FAST_ASSERTS -Iinclude -Itests -Iexamples
        -isystem /usr/include/eigen3 -DKVEVICT_TEST_DATA="\"$work/tests/golden\"" -DKVEVICT_SOURCE_DIR="\"$work\"" "$@")
 objects=()
 for source in tests/main.cpp build/parts.cpp build/card_test.cpp "tests/unit/score/${name}_test.cpp" \
@@ -53,5 +53,5 @@ for source in tests/main.cpp build/parts.cpp build/card_test.cpp "tests/unit/sco
   "${compiler[@]}" "${flags[@]}" -c "$source" -o "$object"
   objects+=("$object")
 done
-"${compiler[@]}" -fopenmp "${objects[@]}" -o build/run
+"${compiler[@]}" -pthread "${objects[@]}" -o build/run
 KVEVICT_PROPERTY=$name build/run
