@@ -8,7 +8,7 @@
 
 namespace kvevict::tool {
 
-// Everything this library holds (policy/standard_parts.hpp), compiled once. LKV parts take the shipped checkpoints.
+// Everything this library holds (naming/standard_parts.hpp), compiled once. LKV parts take the shipped checkpoints.
 Registry standard_parts();
 
 // The command line without the program's name. Returns the exit status: 0, 1 after "kvevict: error: ..." on `err` for a

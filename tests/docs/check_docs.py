@@ -169,7 +169,7 @@ def check_table(tool):
     said = {}
     for line in table.text.splitlines()[1:]:
         if not line.startswith('-'):
-            cells = line.replace('*', ' ').split()
+            cells = re.sub('[*#]', ' ', line).split()
             said[cells[0]] = [float(c) for c in cells[1:]]
     done = subprocess.run([tool, 'compare', '--quiet', '--format', 'json', '--retain', '0.15', '--policy',
                            ','.join(said)], stdout=subprocess.PIPE, text=True, check=True)
