@@ -11,9 +11,13 @@
 
 #include "adversarial.hpp"
 #include "device_common.hpp"
+#include "kvevict/allocate/ada.hpp"
+#include "kvevict/allocate/uniform.hpp"
 #include "kvevict/cuda/detail/select_sort.cuh"
-#include "kvevict/cuda/policy.cuh"
+#include "kvevict/cuda/key_scorers.cuh"
+#include "kvevict/cuda/planning.cuh"
 #include "kvevict/cuda/window_attention.cuh"
+#include "kvevict/policy/policy.hpp"
 
 // Inside the namespace: with CUB there is a ::cuda as well.
 namespace kvevict {
@@ -83,6 +87,7 @@ void selection() {
   const index_t rows = 256, width = 32 * 1024;
   const std::vector<index_t> tokens(rows, width), budgets(rows, width * 15 / 100);
   const auto d_tokens = up(tokens), d_budgets = up(budgets);
+  const auto unprotected = up(std::vector<HeadProtect>(static_cast<std::size_t>(rows)));
   DeviceArray<std::int64_t> offsets(gpu, rows + 1);
   DeviceArray<index_t> out(gpu, std::int64_t{rows} * width);
   cuda::offsets(gpu, d_tokens.data(), d_budgets.data(), rows, offsets.data());
@@ -97,17 +102,25 @@ void selection() {
     }
     const auto d_scores = up(scores);
     const cuda::ScoredRows in{d_scores.data(), width, rows, d_tokens.data(), width, 0};
-    measure(joined_text("select 256 x 32 Ki, ", name), bytes, goal, 50,
-            [&] { cuda::select(gpu, in, d_budgets.data(), {}, offsets.data(), out.data(), error.word()); });
-    if (kind != 0) continue;
-    measure("select 256 x 32 Ki by segmented sort", bytes, 0, 10,
-            [&] { cuda::select_by_sort(gpu, in, d_budgets.data(), {}, offsets.data(), out.data(), error.word()); });
-    std::vector<std::int64_t> totals(32, 8ll * budgets[0]);
-    const auto d_totals = up(totals);
-    DeviceArray<index_t> shares(gpu, rows);
-    measure("Ada-KV rows, 32 layers x 8 x 32 Ki", bytes, 0, 50, [&] {
-      cuda::ada_budgets(gpu, in, 8, d_totals.data(), {0, 32, ProtectShare::half}, {}, shares.data(), error.word());
+    measure(joined_text("select 256 x 32 Ki, ", name), bytes, goal, 50, [&] {
+      cuda::select(gpu, in, d_budgets.data(), unprotected.data(), offsets.data(), out.data(), error.word());
     });
+    if (kind != 0) continue;
+    measure("select 256 x 32 Ki by segmented sort", bytes, 0, 10, [&] {
+      cuda::select_by_sort(gpu, in, d_budgets.data(), unprotected.data(), offsets.data(), out.data(), error.word());
+    });
+    cuda::SplitTables tables;
+    for (index_t l = 0; l < 32; ++l) {
+      const std::vector<index_t> of_layer(8, width);
+      const Protect protect{0, 32, ProtectShare::half};
+      const std::vector<HeadProtect> asked(8, protect_asked(protect, width));
+      const SharingHeads heads{l, of_layer, protect, asked, true};
+      tables.add(heads, allocate::Ada<>{}.split_layer(heads, 8ll * budgets[0]));
+    }
+    const cuda::DeviceSplit split(gpu, tables);
+    DeviceArray<index_t> shares(gpu, rows);
+    measure("Ada-KV rows, 32 layers x 8 x 32 Ki", bytes, 0, 50,
+            [&] { cuda::split_rows(gpu, in, 8, split.from(0, 0), shares.data(), error.word()); });
     const cuda::ScoredRows few{d_scores.data(), 16 * width, 16, d_tokens.data(), 16 * width, 0};
     const std::vector<index_t> long_tokens(16, 16 * width), long_budgets(16, 2 * width);
     const auto d_long = up(long_tokens), d_long_budgets = up(long_budgets);
@@ -119,8 +132,8 @@ void selection() {
       measure(joined_text("select 16 x 512 Ki, ",
                           spread == cuda::Spread::row_over_blocks ? "row over blocks" : "row per block"),
               bytes, 0, 30, [&] {
-                cuda::select(gpu, long_rows, d_long_budgets.data(), {}, long_offsets.data(), out.data(), error.word(),
-                             nullptr, 1, spread);
+                cuda::select(gpu, long_rows, d_long_budgets.data(), unprotected.data(), long_offsets.data(), out.data(),
+                             error.word(), spread);
               });
   }
 }
@@ -248,7 +261,7 @@ void end_to_end(const Layers& layers) {
                        2. * 2 * 0.15 * Layers::layers * Layers::heads * Layers::tokens * static_cast<double>(row_bytes);
   const auto run = [&](const char* name, const auto& policy) {
     measure(name, bytes, 0, 5, [&] {
-      auto planner = begin_on(gpu, policy, shape, tokens, Budget::retain(0.15));
+      auto planner = policy.make_planner(gpu, shape, tokens, Budget::retain(0.15));
       for (int l = 0; l < Layers::layers; ++l) {
         const auto slot = static_cast<std::size_t>(l % Layers::count);
         const LayerPlan plan = planner.layer(gpu, layers.observed[static_cast<std::size_t>(l)].observation());

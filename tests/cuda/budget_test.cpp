@@ -10,10 +10,13 @@
 #include <vector>
 
 #include "adversarial.hpp"
+#include "common/sharing.hpp"
 #include "host_cta.hpp"
 #include "kvevict/allocate/ada.hpp"
-#include "kvevict/allocate/uniform.hpp"
-#include "kvevict/cuda/detail/budget_steps.hpp"
+#include "kvevict/cpu/split_rows.hpp"
+#include "kvevict/cuda/detail/split_steps.hpp"
+#include "kvevict/cuda/detail/split_tables.hpp"
+#include "kvevict/plan/plan_options.hpp"
 
 using namespace kvevict;
 using emulation::HostCta;
@@ -40,41 +43,65 @@ Heads make_heads(index_t layers, index_t heads, index_t width, int kind, unsigne
   return out;
 }
 
-// Ada-KV as the launches of select.cuh run it.
-std::vector<index_t> ada_on_device(const Heads& in, const std::vector<std::int64_t>& totals, Protect protect,
-                                   std::int64_t millionths, Order order) {
+// One layer's heads, what is shared there and how.
+struct SharedLayer {
+  tests::Sharing sharing;
+  ScoreSplit split;  // without shares where every row stays
+};
+
+std::vector<SharedLayer> layers_of(const Heads& in, const std::vector<std::int64_t>& totals, Protect protect,
+                                   double floor) {
+  allocate::Ada<> ada;
+  ada.floor = floor;
+  ada.normalize = Normalize::none;
+  std::vector<SharedLayer> out;
+  for (index_t l = 0; l < in.layers; ++l) {
+    const auto tokens = slice(in.tokens, l * in.heads, in.heads);
+    SharedLayer& layer = out.emplace_back(SharedLayer{{l, {tokens.begin(), tokens.end()}, protect}, {}});
+    const std::int64_t total = totals[static_cast<std::size_t>(l)];
+    if (total < layer.sharing.held()) layer.split = ada.split_layer(layer.sharing.heads(), total);
+  }
+  return out;
+}
+
+// As the launches of split_rows.cuh run it.
+std::vector<index_t> shared_on_device(const Heads& in, const std::vector<SharedLayer>& layers, Order order) {
   const index_t rows = in.layers * in.heads, chunk = 64, chunks = std::max<index_t>(1, cuda::ceil_div(in.width, chunk));
   const auto n = static_cast<std::size_t>(rows);
   unsigned long long error = cuda::no_error;
-  std::vector<index_t> reserved(n), budgets(n, -1), extra(n);
+  cuda::SplitTables tables;
+  for (const SharedLayer& l : layers) tables.add(l.sharing.heads(), l.split);
+  std::vector<index_t> budgets(n, -1), extra(n);
   std::vector<std::int32_t> ceilings(n);
-  std::vector<cuda::RankedRange> ranges(n);
-  std::vector<std::uint32_t> want(static_cast<std::size_t>(in.layers));
   std::vector<cuda::GroupState> states(4 * static_cast<std::size_t>(in.layers));
   std::vector<std::uint32_t> bins(3 * static_cast<std::size_t>(in.layers) * cuda::FixedDigits::bins, 0);
   std::vector<cuda::ChunkCounts> counts(n * static_cast<std::size_t>(chunks));
-  const cuda::AdaArgs ada{in.tokens.data(), in.layers,     in.heads,    protect,        totals.data(), millionths, 0,
-                          reserved.data(),  ranges.data(), want.data(), budgets.data(), &error,        0};
-  const cuda::SelectArgs<float> reserve{in.scores.data(),
-                                        in.width,
-                                        in.tokens.data(),
-                                        reserved.data(),
-                                        protect,
-                                        totals.data(),
-                                        in.heads,
-                                        true,
-                                        nullptr,
-                                        nullptr,
-                                        ceilings.data(),
-                                        extra.data(),
-                                        &error,
-                                        0,
-                                        40};
-  const cuda::GroupArgs group{in.scores.data(), in.width,      rows,          in.heads,        chunk,
-                              chunks,           ranges.data(), want.data(),   ceilings.data(), extra.data(),
-                              states.data(),    bins.data(),   counts.data(), &error,          0};
-  launch({in.layers, 1, 1}, 32, sizeof(cuda::AdaShared), order,
-         [&](HostCta& cta, void* shared) { cuda::reserve_rows(cta, ada, *static_cast<cuda::AdaShared*>(shared)); });
+  cuda::SelectArgs<float> reserve{};
+  reserve.scores = in.scores.data();
+  reserve.row_stride = in.width;
+  reserve.tokens = in.tokens.data();
+  reserve.budgets = tables.reserved.data();
+  reserve.protections = tables.protections.data();
+  reserve.reserving = true;
+  reserve.cut_keys = ceilings.data();
+  reserve.ties_left = extra.data();
+  reserve.error = &error;
+  reserve.staged = 40;
+  const cuda::GroupArgs group{in.scores.data(),
+                              in.width,
+                              rows,
+                              in.heads,
+                              chunk,
+                              chunks,
+                              tables.ranges.data(),
+                              tables.want.data(),
+                              ceilings.data(),
+                              extra.data(),
+                              states.data(),
+                              bins.data(),
+                              counts.data(),
+                              &error,
+                              0};
   launch({rows, 1, 1}, 64, sizeof(cuda::SelectShared) + 40 * sizeof(std::int32_t), order,
          [&](HostCta& cta, void* shared) {
            auto* s = static_cast<cuda::SelectShared*>(shared);
@@ -86,79 +113,30 @@ std::vector<index_t> ada_on_device(const Heads& in, const std::vector<std::int64
     });
   launch({chunks, rows, 1}, 64, sizeof(cuda::GroupShared), order,
          [&](HostCta& cta, void* shared) { cuda::count_chunk(cta, group, *static_cast<cuda::GroupShared*>(shared)); });
-  launch({in.layers, 1, 1}, 32, sizeof(cuda::AdaShared), order, [&](HostCta& cta, void* shared) {
-    cuda::share_rows(cta, ada, group, *static_cast<cuda::AdaShared*>(shared));
+  const cuda::ShareArgs share{in.heads, tables.reserved.data(), budgets.data()};
+  launch({in.layers, 1, 1}, 32, sizeof(cuda::ShareShared), order, [&](HostCta& cta, void* shared) {
+    cuda::share_rows(cta, share, group, *static_cast<cuda::ShareShared*>(shared));
   });
   CHECK(error == cuda::no_error);
   return budgets;
 }
 
-std::vector<index_t> ada_on_host(const Heads& in, const std::vector<std::int64_t>& totals, Protect protect,
-                                 double floor) {
-  std::vector<index_t> out(in.tokens.size());
-  Audit audit;
-  allocate::Ada<> ada;
-  ada.floor = floor;
-  ada.normalize = Normalize::none;
-  for (index_t l = 0; l < in.layers; ++l) {
-    const auto first = static_cast<std::size_t>(l * in.heads);
-    const LayerScores layer{
-        l,
-        {in.scores.data() + static_cast<std::int64_t>(first) * in.width, in.heads, in.width, in.width},
-        std::span(in.tokens).subspan(first, static_cast<std::size_t>(in.heads)),
-        protect,
-        true};
-    ada.allocate_layer(host_exec{}, layer, totals[static_cast<std::size_t>(l)],
-                       std::span(out).subspan(first, static_cast<std::size_t>(in.heads)), audit);
+// All rows that stay, those outside the range included.
+std::vector<index_t> shared_on_host(const Heads& in, const std::vector<SharedLayer>& layers) {
+  std::vector<index_t> out;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const tests::Sharing& sharing = layers[l].sharing;
+    std::vector<index_t> rows = sharing.tokens;
+    if (!layers[l].split.shares.empty())
+      split_rows(host_exec{},
+                 {in.scores.data() + static_cast<std::int64_t>(l) * in.heads * in.width, in.heads, in.width, in.width},
+                 sharing.heads(), layers[l].split, rows);
+    for (std::size_t h = 0; h < rows.size(); ++h) out.push_back(rows[h] + sharing.protections[h].outside());
   }
   return out;
 }
 
-std::vector<index_t> uniform_on_device(const std::vector<index_t>& tokens, std::int64_t total, std::int64_t millionths,
-                                       bool exact, Order order) {
-  std::vector<index_t> out(tokens.size(), -1);
-  const cuda::UniformArgs args{tokens.data(), static_cast<index_t>(tokens.size()), total, millionths, exact,
-                               out.data()};
-  launch({}, 64, sizeof(cuda::UniformShared), order, [&](HostCta& cta, void* shared) {
-    cuda::uniform_budgets(cta, args, *static_cast<cuda::UniformShared*>(shared));
-  });
-  return out;
-}
-
 }  // namespace
-
-TEST_CASE("CUDA uniform rows equal the host allocator's, floors and exact sums, ragged heads and minima included") {
-  for (const bool exact : {false, true})
-    for (const double retain : {0.01, 0.05, 0.29, 0.5, 1.0})
-      for (const auto& tokens : {std::vector<index_t>(70, 100), std::vector<index_t>{1, 2, 3, 400, 0, 7},
-                                 std::vector<index_t>{0, 0}, std::vector<index_t>{2'097'152, 2'097'151, 1}}) {
-        const CacheShape shape{1, static_cast<index_t>(tokens.size()), static_cast<index_t>(tokens.size()), 8, 8};
-        Audit audit;
-        const GrantedBudget granted = Budget::retain(retain).resolve(tokens, 32, 1, audit);
-        std::vector<index_t> want(tokens.size());
-        allocate::Uniform uniform;
-        uniform.exact = exact;
-        uniform.allocate(shape, tokens, granted, {want.data(), 1, shape.kv_heads, shape.kv_heads}, audit);
-        INFO("retain ", retain, ", exact ", exact, ", heads ", tokens.size());
-        CHECK(uniform_on_device(tokens, granted.total, 0, exact, Order::backward) == want);
-        CHECK(uniform_on_device(tokens, -1, std::llround(retain * 1e6), exact, Order::shuffled) == want);
-      }
-}
-
-TEST_CASE("CUDA set-aside and reserved rows equal the host's for every small head") {
-  for (const ProtectShare share : {ProtectShare::half, ProtectShare::full, ProtectShare::score})
-    for (index_t tokens = 0; tokens < 40; tokens += 3)
-      for (std::int64_t total = 1; total < 80; total += 7)
-        for (const std::int64_t heads : {1, 3, 8}) {
-          const Protect protect{2, 8, share};
-          const auto a = cuda::set_aside(protect, tokens, total, heads),
-                     b = detail::set_aside(protect, tokens, total, heads);
-          CHECK(a.sinks == b.sinks);
-          CHECK(a.newest == b.newest);
-          CHECK(cuda::ada_reserve(total, heads, 200'000) ==
-                std::max<std::int64_t>(1, scaled_floor(total, 200'000, heads * 1'000'000)));
-        }
-}
 
 TEST_CASE("CUDA Ada-KV gives each head the host's rows, ties between heads included, and meets the layer total") {
   unsigned seed = 0;
@@ -179,10 +157,51 @@ TEST_CASE("CUDA Ada-KV gives each head the host's rows, ties between heads inclu
         const Protect protect = protects[seed % 3];
         INFO(emulation::adversarial_names[kind], ", ragged ", ragged, ", share ", total_share, ", floor ", floor,
              ", window ", protect.window);
-        const auto got = ada_on_device(in, totals, protect, std::llround(floor * 1e6),
-                                       seed % 4 < 2 ? Order::shuffled : Order::backward);
-        CHECK(got == ada_on_host(in, totals, protect, floor));
+        const auto layers = layers_of(in, totals, protect, floor);
+        const auto got = shared_on_device(in, layers, seed % 4 < 2 ? Order::shuffled : Order::backward);
+        CHECK(got == shared_on_host(in, layers));
+        for (std::size_t l = 0; l < 2; ++l)
+          CHECK(std::accumulate(got.begin() + static_cast<std::ptrdiff_t>(5 * l),
+                                got.begin() + static_cast<std::ptrdiff_t>(5 * l + 5),
+                                std::int64_t{0}) == std::min(totals[l], layers[l].sharing.held()));
       }
+}
+
+TEST_CASE("CUDA heads share the rows of an evictable range, and their newest rows are guaranteed") {
+  for (int kind = 0; kind < emulation::adversarial_count; ++kind) {
+    const Heads in = make_heads(2, 4, 120, kind, static_cast<unsigned>(kind) + 50, kind % 2 == 0);
+    PlanOptions options;
+    options.first = 10;
+    options.last = 110;
+    options.align = 8;
+    options.recent = 20;
+    std::vector<SharedLayer> layers;
+    for (index_t l = 0; l < in.layers; ++l) {
+      const Protect protect{12, 16, ProtectShare::half};
+      std::vector<index_t> evictable;
+      std::vector<HeadProtect> protections;
+      std::int64_t held = 0, recent = 0;
+      for (const index_t t : slice(in.tokens, l * in.heads, in.heads)) {
+        evictable.push_back(options.range(t).size());
+        protections.push_back(protect_asked(protect, t, options.recent, options.range(t)));
+        held += evictable.back();
+        recent += protections.back().recent;
+      }
+      SharedLayer& layer = layers.emplace_back(SharedLayer{{l, evictable, protect}, {}});
+      layer.sharing.protections = protections;
+      const std::int64_t total = std::max<std::int64_t>({recent, 4, held / 3});
+      allocate::Ada<> ada;
+      ada.normalize = Normalize::none;
+      if (total < held) layer.split = ada.split_layer(layer.sharing.heads(), total);
+    }
+    INFO(emulation::adversarial_names[kind]);
+    const auto got = shared_on_device(in, layers, Order::shuffled);
+    CHECK(got == shared_on_host(in, layers));
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const HeadProtect& p = layers[i / 4].sharing.protections[i % 4];
+      CHECK(got[i] >= p.outside() + p.recent);
+    }
+  }
 }
 
 TEST_CASE("offsets are the running sum of what each row keeps, beyond 2^31 rows too") {

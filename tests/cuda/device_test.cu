@@ -10,14 +10,18 @@
 #include <vector>
 
 #include "adversarial.hpp"
+#include "common/sharing.hpp"
 #include "device_common.hpp"
 #include "kvevict/allocate/pyramid.hpp"
+#include "kvevict/allocate/uniform.hpp"
 #include "kvevict/cache/apply.hpp"
 #include "kvevict/cuda/detail/select_sort.cuh"
+#include "kvevict/cuda/key_scorers.cuh"
 #include "kvevict/cuda/paged_cache.cuh"
-#include "kvevict/cuda/policy.cuh"
+#include "kvevict/cuda/planning.cuh"
 #include "kvevict/cuda/token_network.cuh"
 #include "kvevict/cuda/window_attention.cuh"
+#include "kvevict/policy/policy.hpp"
 
 // Inside the namespace: with CUB there is a ::cuda as well.
 namespace kvevict {
@@ -44,8 +48,8 @@ DeviceArray<T> up(const std::vector<T>& host) {
 
 std::vector<index_t> host_select(const std::vector<float>& row, index_t budget, Protect protect) {
   std::vector<index_t> out(static_cast<std::size_t>(std::min<index_t>(budget, static_cast<index_t>(row.size()))));
-  std::vector<std::byte> scratch(TopK{}.scratch_bytes(static_cast<index_t>(row.size())));
-  TopK{}.select(row, budget, protect, out, scratch);
+  std::vector<std::byte> scratch(select_scratch_bytes(TopK{}, static_cast<index_t>(row.size())));
+  select_row(TopK{}, row, budget, protect_asked(protect, static_cast<index_t>(row.size())), out, scratch);
   return out;
 }
 
@@ -70,7 +74,10 @@ void test_select() {
         offsets.push_back(static_cast<std::int64_t>(want.size()));
       }
       const auto d_scores = up(scores);
+      std::vector<HeadProtect> asked;
+      for (const index_t t : tokens) asked.push_back(protect_asked(protect, t));
       const auto d_tokens = up(tokens), d_budgets = up(budgets);
+      const auto d_asked = up(asked);
       DeviceArray<std::int64_t> d_offsets(gpu, rows + 1);
       cuda::ErrorFlag error(gpu);
       const cuda::ScoredRows in{d_scores.data(), width, rows, d_tokens.data(), width, 0};
@@ -86,10 +93,10 @@ void test_select() {
       for (const auto spread : {cuda::Spread::row_per_block, cuda::Spread::row_over_blocks})
         run(spread == cuda::Spread::row_per_block ? "select, row per block" : "select, row over blocks",
             [&](index_t* out) {
-              cuda::select(gpu, in, d_budgets.data(), protect, d_offsets.data(), out, error.word(), nullptr, 1, spread);
+              cuda::select(gpu, in, d_budgets.data(), d_asked.data(), d_offsets.data(), out, error.word(), spread);
             });
       run("select by sort", [&](index_t* out) {
-        cuda::select_by_sort(gpu, in, d_budgets.data(), protect, d_offsets.data(), out, error.word());
+        cuda::select_by_sort(gpu, in, d_budgets.data(), d_asked.data(), d_offsets.data(), out, error.word());
       });
     }
 }
@@ -112,34 +119,26 @@ void test_budgets() {
     std::vector<std::int64_t> totals(static_cast<std::size_t>(layers));
     ada.layer_totals(shape, tokens, granted, totals, audit);
     const Protect protect{2, 32, ProtectShare::half};
-    std::vector<index_t> want(tokens.size());
+    std::vector<index_t> want;
+    cuda::SplitTables tables;
     for (index_t l = 0; l < layers; ++l) {
-      const auto first = static_cast<std::size_t>(shape.at(l, 0));
-      const LayerScores layer{l,
-                              {scores.data() + shape.at(l, 0) * width, heads, width, width},
-                              std::span(tokens).subspan(first, heads),
-                              protect,
-                              true};
-      ada.allocate_layer(host_exec{}, layer, totals[static_cast<std::size_t>(l)], std::span(want).subspan(first, heads),
-                         audit);
+      const auto of_layer = layer_of(tokens, shape, l);
+      const tests::Sharing sharing(l, {of_layer.begin(), of_layer.end()}, protect);
+      const std::int64_t total = totals[static_cast<std::size_t>(l)];
+      const auto rows = sharing.rows(ada, {scores.data() + shape.at(l, 0) * width, heads, width, width}, total, audit);
+      want.insert(want.end(), rows.begin(), rows.end());
+      tables.add(sharing.heads(), ada.split_layer(sharing.heads(), total));
     }
     const auto d_scores = up(scores);
     const auto d_tokens = up(tokens);
-    const auto d_totals = up(totals);
+    const cuda::DeviceSplit split(gpu, tables);
     DeviceArray<index_t> budgets(gpu, layers * heads);
     cuda::ErrorFlag error(gpu);
     const cuda::ScoredRows in{d_scores.data(), width, layers * heads, d_tokens.data(), width, 0};
-    cuda::ada_budgets(gpu, in, heads, d_totals.data(), protect, {}, budgets.data(), error.word());
+    cuda::split_rows(gpu, in, heads, split.from(0, 0), budgets.data(), error.word());
     expect(cuda::downloaded(gpu, budgets.data(), layers * heads) == want,
            joined_text("Ada-KV rows, ", emulation::adversarial_names[kind]));
     error.throw_if_set(gpu, "ada", heads);
-    for (const bool exact : {false, true}) {
-      allocate::Uniform uniform;
-      uniform.exact = exact;
-      uniform.allocate(shape, tokens, granted, {want.data(), layers, heads, heads}, audit);
-      cuda::uniform_budgets(gpu, d_tokens.data(), layers * heads, -1, 170'000, exact, budgets.data());
-      expect(cuda::downloaded(gpu, budgets.data(), layers * heads) == want, joined_text("uniform rows, exact ", exact));
-    }
   }
 }
 
@@ -321,7 +320,7 @@ void test_policies(index_t dim) {
     expect(got.rows_kept() == want.rows_kept(), joined_text(what, ": rows kept"));
 
     // Layer by layer without a host plan, and the host plan applied.
-    auto planner = policy.make_planner(gpu, shape, model.all_tokens(), budget, 4 * dim);
+    auto planner = policy.make_planner(gpu, shape, model.all_tokens(), budget);
     CudaRaggedCache<T> live(gpu, model);
     for (index_t l = 0; l < shape.layers; ++l)
       live.compact(gpu, l, planner.layer(gpu, device_views[static_cast<std::size_t>(l)]));

@@ -52,12 +52,13 @@ TEST_CASE("a row of 2^21 equal scores gives its first half, rows of 0 and 1 toke
     const std::vector<std::int64_t> offsets{0, kept};
     std::vector<index_t> out(static_cast<std::size_t>(kept), -1);
     unsigned long long error = cuda::no_error;
+    const HeadProtect unprotected;
     cuda::SelectArgs<float> args{};
     args.scores = scores.data();
     args.row_stride = long_row;
     args.tokens = &tokens;
     args.budgets = &budget;
-    args.group_rows = 1;
+    args.protections = &unprotected;
     args.offsets = offsets.data();
     args.out = out.data();
     args.error = &error;
@@ -77,6 +78,7 @@ TEST_CASE("rows beyond element 2^31 are read and written where they are") {
   Sparse<float> scores(rows * long_row);  // 2.3e9 scores
   Sparse<index_t> out(rows * long_row);
   std::vector<index_t> tokens(static_cast<std::size_t>(rows), 50), budgets(static_cast<std::size_t>(rows), 3);
+  const std::vector<HeadProtect> protections(static_cast<std::size_t>(rows));
   std::vector<std::int64_t> offsets;
   for (std::int64_t r = 0; r <= rows; ++r) offsets.push_back(r * long_row);
   float* last = scores.data() + (rows - 1) * long_row;
@@ -89,7 +91,7 @@ TEST_CASE("rows beyond element 2^31 are read and written where they are") {
   args.row_stride = long_row;
   args.tokens = tokens.data();
   args.budgets = budgets.data();
-  args.group_rows = 1;
+  args.protections = protections.data();
   args.offsets = offsets.data();
   args.out = out.data();
   args.error = &error;
@@ -106,7 +108,7 @@ TEST_CASE("rows beyond element 2^31 are read and written where they are") {
 
 TEST_CASE("chunks, histograms and stores address more than 2^31 elements") {
   cuda::GroupArgs group{};
-  const cuda::RankedRange ranges[] = {{5, long_row}};
+  const IndexRange ranges[] = {{5, long_row}};
   group.rows = 60'000;
   group.group_rows = 1;
   group.chunk = 1 << 20;

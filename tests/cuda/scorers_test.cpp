@@ -11,10 +11,11 @@
 #include <vector>
 
 #include "host_cta.hpp"
-#include "kvevict/allocate/flat.hpp"
 #include "kvevict/cpu/score_heads.hpp"
 #include "kvevict/cpu/token_input.hpp"
+#include "kvevict/cpu/split_rows.hpp"
 #include "kvevict/cuda/detail/simple_steps.hpp"
+#include "kvevict/cuda/detail/split_steps.hpp"
 #include "kvevict/cuda/detail/token_weights.hpp"
 #include "kvevict/score/keydiff.hpp"
 #include "kvevict/score/knorm.hpp"
@@ -259,11 +260,12 @@ TEST_CASE("the softmax that makes heads comparable is the host's") {
   scores[5] = -infinity;
   scores[150] = infinity;
   const std::vector<index_t> tokens{100, 90};
-  const cuda::RowArgs args{tokens.data(), scores.data(), out.data(), 100, nullptr};
+  const cuda::SoftmaxArgs args{tokens.data(), scores.data(), out.data(), 100};
   launch({2, 1, 1}, 64, sizeof(cuda::SoftmaxShared), Order::shuffled, [&](HostCta& cta, void* shared) {
     cuda::log_softmax_row(cta, args, *static_cast<cuda::SoftmaxShared*>(shared));
   });
-  detail::log_softmax(host_exec{}, {scores.data(), 2, 100, 100}, tokens, {want.data(), 2, 100, 100});
+  const std::vector<IndexRange> ranges{{0, tokens[0]}, {0, tokens[1]}};
+  detail::log_softmax(host_exec{}, {scores.data(), 2, 100, 100}, ranges, {want.data(), 2, 100, 100});
   for (std::size_t i = 0; i < 200; ++i) CHECK((out[i] == want[i] || std::abs(out[i] - want[i]) < 1e-5f));
 }
 

@@ -9,10 +9,10 @@
 
 #include "adversarial.hpp"
 #include "host_cta.hpp"
+#include "kvevict/cpu/select_row.hpp"
 #include "kvevict/cuda/detail/group_steps.hpp"
 #include "kvevict/cuda/detail/select_steps.hpp"
 #include "kvevict/select/ordered_key.hpp"
-#include "kvevict/select/selector.hpp"
 
 using namespace kvevict;
 using emulation::HostCta;
@@ -24,8 +24,8 @@ namespace {
 // One row on the host, through the CPU's selector.
 std::vector<index_t> on_host(const std::vector<float>& row, index_t budget, Protect protect) {
   std::vector<index_t> out(static_cast<std::size_t>(std::min<index_t>(budget, static_cast<index_t>(row.size()))));
-  std::vector<std::byte> scratch(TopK{}.scratch_bytes(static_cast<index_t>(row.size())));
-  TopK{}.select(row, budget, protect, out, scratch);
+  std::vector<std::byte> scratch(select_scratch_bytes(TopK{}, static_cast<index_t>(row.size())));
+  select_row(TopK{}, row, budget, protect_asked(protect, static_cast<index_t>(row.size())), out, scratch);
   return out;
 }
 
@@ -44,9 +44,9 @@ Selected on_device(const std::vector<T>& row, index_t budget, Protect protect, i
   const std::int64_t kept = std::min(budget, tokens);
   const std::vector<std::int64_t> offsets{0, kept};
   out.rows.assign(static_cast<std::size_t>(kept), -1);
-  const cuda::SelectArgs<T> args{row.data(), tokens, &tokens,        &budget,         protect,  nullptr,
-                                 1,          false,  offsets.data(), out.rows.data(), &out.cut, &out.ties_left,
-                                 &out.error, 0,      staged};
+  const HeadProtect asked = protect_asked(protect, tokens);
+  const cuda::SelectArgs<T> args{row.data(),      tokens,   &tokens,        &budget,    &asked, false, offsets.data(),
+                                 out.rows.data(), &out.cut, &out.ties_left, &out.error, 0,      staged};
   const std::size_t bytes = sizeof(cuda::SelectShared) + static_cast<std::size_t>(staged) * sizeof(std::int32_t);
   launch({}, threads, bytes, order, [&](HostCta& cta, void* shared) {
     auto* s = static_cast<cuda::SelectShared*>(shared);
@@ -64,13 +64,14 @@ Selected on_blocks(const std::vector<float>& row, index_t budget, Protect protec
   const std::vector<std::int64_t> offsets{0, kept};
   out.rows.assign(static_cast<std::size_t>(kept), -1);
   const index_t chunks = std::max<index_t>(1, cuda::ceil_div(tokens, chunk));
-  std::vector<cuda::RankedRange> ranges(1);
+  std::vector<IndexRange> ranges(1);
   std::vector<std::uint32_t> want(1), bins(3 * cuda::FixedDigits::bins, 0);
   std::vector<cuda::GroupState> states(4);
   std::vector<cuda::ChunkCounts> counts(static_cast<std::size_t>(chunks));
   cuda::LongRowArgs args{};
-  args.select = {row.data(),     tokens,          &tokens, &budget, protect,    nullptr, 1, false,
-                 offsets.data(), out.rows.data(), nullptr, nullptr, &out.error, 0,       0};
+  const HeadProtect asked = protect_asked(protect, tokens);
+  args.select = {row.data(),      tokens,  &tokens, &budget,    &asked, false, offsets.data(),
+                 out.rows.data(), nullptr, nullptr, &out.error, 0,      0};
   args.group = {row.data(),    tokens,      1,       1,       chunk,         chunks,
                 ranges.data(), want.data(), nullptr, nullptr, states.data(), bins.data(),
                 counts.data(), &out.error,  0};

@@ -11,13 +11,14 @@
 #include <vector>
 
 #include "common/golden.hpp"
+#include "common/sharing.hpp"
 #include "kvevict/allocate/ada.hpp"
 #include "kvevict/allocate/apportion.hpp"
 #include "kvevict/allocate/pyramid.hpp"
 #include "kvevict/allocate/uniform.hpp"
+#include "kvevict/cpu/select_row.hpp"
 #include "kvevict/cpu/window_attention.hpp"
 #include "kvevict/score/snapkv.hpp"
-#include "kvevict/select/selector.hpp"
 
 using namespace kvevict;
 
@@ -104,12 +105,11 @@ TEST_CASE("ada with variant=reference interpolates as the published code") {
     std::vector<float> scores(static_cast<std::size_t>(heads * tokens), 0.f);
     for (std::size_t h = 0; h < counts.size(); ++h)
       std::fill_n(scores.begin() + static_cast<std::ptrdiff_t>(h) * tokens, counts[h], 1.f);
-    const std::vector<index_t> held(counts.size(), tokens);
-    const LayerScores layer{0, {scores.data(), heads, tokens, tokens}, held, {}, true};
+    const tests::Sharing layer(0, std::vector<index_t>(counts.size(), tokens), {});
     const allocate::Ada<> ada{.floor = e["alpha"], .variant = AdaVariant::reference};
-    std::vector<index_t> out(counts.size());
     Audit audit;
-    ada.allocate_layer(host_exec{}, layer, std::int64_t{heads} * e["b"].get<std::int64_t>(), out, audit);
+    const auto out = layer.rows(ada, {scores.data(), heads, tokens, tokens},
+                                std::int64_t{heads} * e["b"].get<std::int64_t>(), audit);
     // A head keeps one row at least, where the reference may leave it none besides the window.
     auto want = e["budgets"].get<std::vector<index_t>>();
     for (auto& w : want) w = std::max(w, 1);
@@ -122,18 +122,19 @@ namespace {
 // One golden Ada-KV case as a layer of scores: the stored ones, or our own.
 struct AdaLayer {
   std::vector<float> scores;
-  std::vector<index_t> tokens;
-  LayerScores view;
-  AdaLayer(const golden::Set& set, const score::SnapKV& scorer, const Matrix<const float>* stored) {
+  tests::Sharing sharing;
+  Matrix<const float> matrix;
+  AdaLayer(const golden::Set& set, const score::SnapKV& scorer, const Matrix<const float>* stored)
+      : sharing(0, std::vector<index_t>(static_cast<std::size_t>(set.shape.kv_heads), set.tokens),
+                scorer.protection()) {
     const index_t heads = set.shape.kv_heads, t = set.tokens;
     scores.assign(static_cast<std::size_t>(heads * t), -std::numeric_limits<float>::infinity());
-    tokens.assign(static_cast<std::size_t>(heads), t);
-    const Matrix<float> matrix{scores.data(), heads, t, t};
+    const Matrix<float> own{scores.data(), heads, t, t};
+    matrix = own;
     const auto observed = set.observe(scorer.window);
     if (stored)
-      for (index_t h = 0; h < heads; ++h) std::copy_n(stored->row(h), stored->cols, matrix.row(h));
-    else score_on(host_exec{2}, scorer, observed.observation(), matrix);
-    view = {0, matrix, tokens, scorer.protection(), true};
+      for (index_t h = 0; h < heads; ++h) std::copy_n(stored->row(h), stored->cols, own.row(h));
+    else score_on(host_exec{2}, scorer, observed.observation(), own);
   }
 
   // Rows per head, and what the selector keeps.
@@ -141,14 +142,13 @@ struct AdaLayer {
   std::vector<std::vector<index_t>> kept;
   void run(const allocate::Ada<>& ada, std::int64_t total) {
     Audit audit;
-    rows.assign(tokens.size(), -1);
     kept.clear();
-    ada.allocate_layer(host_exec{}, view, total, rows, audit);
-    std::vector<std::byte> scratch(TopK{}.scratch_bytes(view.scores.cols));
+    rows = sharing.rows(ada, matrix, total, audit);
+    std::vector<std::byte> scratch(select_scratch_bytes(TopK{}, matrix.cols));
     for (std::size_t h = 0; h < rows.size(); ++h) {
       auto& out = kept.emplace_back(static_cast<std::size_t>(rows[h]));
-      TopK{}.select({view.scores.row(static_cast<index_t>(h)), static_cast<std::size_t>(tokens[h])}, rows[h],
-                    ada.head_protection(view, total, static_cast<index_t>(h)), out, scratch);
+      select_row(TopK{}, {matrix.row(static_cast<index_t>(h)), static_cast<std::size_t>(matrix.cols)}, rows[h],
+                 sharing.protection(ada, total, h), out, scratch);
     }
   }
   auto by_row() const {
@@ -189,8 +189,8 @@ TEST_CASE("ada with variant=kvpress keeps what kvpress keeps, from stored scores
 
         AdaLayer own(set, scorer, nullptr);
         const index_t past = set.tokens - scorer.window;
-        CHECK(golden::score_mismatch(own.view.scores, wanted->score,
-                                     [past](index_t, index_t c) { return c >= past; }) == "");
+        CHECK(golden::score_mismatch(own.matrix, wanted->score, [past](index_t, index_t c) { return c >= past; }) ==
+              "");
         own.run(ada, totals[0]);
         if (kept.margin > 1e-5) CHECK(golden::kept_mismatch(kept, own.by_row(), wanted->score) == "");
       }
@@ -214,7 +214,7 @@ TEST_CASE("ada with variant=reference gives the budgets of the published code, r
                                 .variant = AdaVariant::reference,
                                 .concentration = wanted->params["normalize"].get<bool>()};
       const AdaLayer own(set, scorer, nullptr);
-      CHECK(golden::score_mismatch(own.view.scores, wanted->score) == "");
+      CHECK(golden::score_mismatch(own.matrix, wanted->score) == "");
       for (const auto& entry : wanted->kept) {
         const std::string& tag = entry.first;
         const golden::Kept& kept = entry.second;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/golden.hpp"
-#include "kvevict/select/selector.hpp"
+#include "kvevict/cpu/select_row.hpp"
 
 using namespace kvevict;
 
@@ -72,9 +72,9 @@ TEST_CASE("expected equals kvpress' ExpectedAttention, scores and kept sets, wit
                   kept,
                   [&, &want = kept](std::size_t r) {
                     std::vector<index_t> out(static_cast<std::size_t>(want.counts[r]));
-                    std::vector<std::byte> scratch(TopK{}.scratch_bytes(set.tokens));
-                    TopK{}.select({matrix.row(static_cast<index_t>(r)), static_cast<std::size_t>(set.tokens)},
-                                  want.counts[r], scorer.protection(), out, scratch);
+                    std::vector<std::byte> scratch(select_scratch_bytes(TopK{}, set.tokens));
+                    select_row(TopK{}, {matrix.row(static_cast<index_t>(r)), static_cast<std::size_t>(set.tokens)},
+                               want.counts[r], protect_asked(scorer.protection(), set.tokens), out, scratch);
                     return out;
                   },
                   wanted->score) == "");

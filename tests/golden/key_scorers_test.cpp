@@ -7,11 +7,11 @@
 
 #include "common/golden.hpp"
 #include "kvevict/cpu/score_heads.hpp"
+#include "kvevict/cpu/select_row.hpp"
 #include "kvevict/rope/rope_ops.hpp"
 #include "kvevict/score/keydiff.hpp"
 #include "kvevict/score/knorm.hpp"
 #include "kvevict/score/position.hpp"
-#include "kvevict/select/selector.hpp"
 
 using namespace kvevict;
 
@@ -42,8 +42,8 @@ auto selected(const Scored& scored, const golden::Kept& want, Protect protect) {
     const std::span<const float> row(scored.matrix.row(static_cast<index_t>(r)),
                                      static_cast<std::size_t>(scored.matrix.cols));
     std::vector<index_t> out(static_cast<std::size_t>(want.counts[r]));
-    std::vector<std::byte> scratch(TopK{}.scratch_bytes(scored.matrix.cols));
-    TopK{}.select(row, want.counts[r], protect, out, scratch);
+    std::vector<std::byte> scratch(select_scratch_bytes(TopK{}, scored.matrix.cols));
+    select_row(TopK{}, row, want.counts[r], protect_asked(protect, static_cast<index_t>(row.size())), out, scratch);
     return out;
   };
 }

@@ -15,9 +15,9 @@
 #include "kvevict/core/protect.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/cpu/select_row.hpp"
 #include "kvevict/cpu/simd.hpp"
 #include "kvevict/cpu/topk.hpp"
-#include "kvevict/select/selector.hpp"
 
 #if defined(KVEVICT_EXPECTED_TARGET)
 static_assert(std::string_view(kvevict::simd_target()) == KVEVICT_EXPECTED_TARGET,
@@ -107,7 +107,8 @@ void digest_matrix() {
     std::vector<index_t> out(cols);
     for (const index_t budget : {0, 40, 750, 2500, 4999, 5000}) {
       const Protect protect{.sinks = 4, .window = 32};
-      const index_t kept = TopK{}.select({scores.data(), std::size_t{cols}}, budget, protect, out, scratch);
+      const index_t kept =
+          select_row(TopK{}, {scores.data(), std::size_t{cols}}, budget, protect_asked(protect, cols), out, scratch);
       digest.add(std::span(out).first(static_cast<std::size_t>(kept)));
     }
     std::printf("matrix kind=%d %016llx\n", kind, digest.value());

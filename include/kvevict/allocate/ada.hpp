@@ -16,7 +16,6 @@
 
 #include "kvevict/allocate/apportion.hpp"
 #include "kvevict/allocate/concepts.hpp"
-#include "kvevict/allocate/flat.hpp"
 #include "kvevict/allocate/uniform.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -71,51 +70,59 @@ struct Ada {
     }
   }
 
-  // out: [kv_heads]; total: this layer's.
-  void allocate_layer(const host_exec& exec, const LayerScores& layer, std::int64_t total, std::span<index_t> out,
-                      Audit& audit) const {
+  // total: this layer's, less than the heads hold.
+  ScoreSplit split_layer(const SharingHeads& heads, std::int64_t total) const {
     check_parameters();
-    const std::int64_t held = std::accumulate(layer.tokens.begin(), layer.tokens.end(), std::int64_t{0});
-    if (total >= held) {
-      std::copy(layer.tokens.begin(), layer.tokens.end(), out.begin());
-      return;
-    }
-    std::vector<float> normalised;
-    Matrix<const float> scores = layer.scores;
-    if (normalize == Normalize::softmax || (normalize == Normalize::automatic && !layer.comparable)) {
-      normalised.resize(static_cast<std::size_t>(scores.rows) * static_cast<std::size_t>(scores.cols));
-      const Matrix<float> to{normalised.data(), scores.rows, scores.cols, scores.cols};
-      detail::log_softmax(exec, scores, layer.tokens, to);
-      scores = to;
-    }
-    try {
-      switch (variant) {
-        case AdaVariant::exact:
-          return exact_split(exec, scores, layer, total, out);
-        case AdaVariant::kvpress:
-          return kvpress_split(exec, scores, layer, total, out);
-        default:
-          return reference_split(exec, scores, layer, total, out, audit);
+    ScoreSplit out;
+    switch (variant) {
+      case AdaVariant::exact: {
+        const std::int64_t millionths = std::llround(floor * 1e6);
+        const std::int64_t reserve = scaled_floor(total, millionths, heads.heads() * 1'000'000);
+        out = detail::split_with_reserve(heads, total, std::max<std::int64_t>(1, reserve));
+        break;
       }
-    } catch (const NanScore& nan) {
-      fail_domain("ada: the score of layer ", layer.layer, ", head ", nan.row, ", token ", nan.token, " is NaN");
+      case AdaVariant::kvpress: {
+        if (asks_otherwise(heads, ProtectShare::score))
+          fail_argument("ada: variant=kvpress ranks the window with the other rows; give the scorer protect=score");
+        const auto mean = static_cast<double>(total / heads.heads());
+        out = detail::split_with_reserve(heads, total,
+                                         std::max<std::int64_t>(1, static_cast<std::int64_t>(floor * mean)));
+        break;
+      }
+      case AdaVariant::reference:
+        if (asks_otherwise(heads, ProtectShare::full))
+          fail_argument(
+              "ada: variant=reference keeps the window on top of the scored rows; give the scorer protect=full");
+        out = reference_split(heads, total);
     }
-  }
-
-  // What the selector has to protect in a head: no more than was set aside, so that a head which won many rows keeps
-  // them by score.
-  Protect head_protection(const LayerScores& layer, std::int64_t total, index_t head) const {
-    Protect out = layer.protect;
-    if (variant != AdaVariant::exact) return out;
-    const auto rows = detail::set_aside(out, layer.tokens[static_cast<std::size_t>(head)], total, heads_of(layer));
-    out.sinks = rows.sinks;
-    out.window = rows.newest;
+    if (out.contested() < 0)
+      fail_argument("ada: layer ", heads.layer, ": a total of ", total, " rows is less than one per head");
+    out.softmax = normalize == Normalize::softmax || (normalize == Normalize::automatic && !heads.comparable);
     return out;
   }
 
- private:
-  static std::int64_t heads_of(const LayerScores& layer) { return std::ssize(layer.tokens); }
+  bool counts_by_rule() const noexcept { return variant == AdaVariant::reference; }
 
+  // variant=reference: per head b = C - w past rows on average, with C = total / heads and w protected rows; head h
+  // gets round((1 - floor) * hits + int(floor * b)), halves to even, and its w rows on top. rows: [heads], hits and w.
+  void apply_rule(const SharingHeads& heads, std::int64_t total, std::span<index_t> rows, Audit& audit) const {
+    const std::int64_t mean = total / heads.heads(), window = longest_window(heads);
+    const auto share = static_cast<double>(
+        static_cast<std::int64_t>(floor * static_cast<double>(std::max<std::int64_t>(0, mean - window))));
+    std::int64_t kept = 0;
+    for (std::size_t h = 0; h < rows.size(); ++h) {
+      const index_t held = heads.tokens[h], fixed = window_of(heads.protections[h], held).count();
+      std::int64_t wanted = round_half_even(rounded_product(1.0 - floor, rows[h] - fixed) + share) + fixed;
+      wanted = std::clamp<std::int64_t>(wanted, std::min(held, 1), held);
+      if (mean < window) wanted = std::min<std::int64_t>(mean, held);
+      rows[h] = static_cast<index_t>(wanted);
+      kept += wanted;
+    }
+    if (kept != total)
+      audit.add("ada: variant=reference keeps ", kept, " rows in layer ", heads.layer, ", ", total, " were granted");
+  }
+
+ private:
   void check_parameters() const {
     if (!(floor >= 0 && floor <= 1)) fail_argument("ada: floor ", floor, "; a number in [0, 1] is required");
     if (concentration && variant != AdaVariant::reference)
@@ -163,102 +170,29 @@ struct Ada {
     audit.add("ada: layers below one row per head were raised to it");
   }
 
-  void exact_split(const host_exec& exec, Matrix<const float> scores, const LayerScores& layer, std::int64_t total,
-                   std::span<index_t> out) const {
-    const std::int64_t heads = heads_of(layer), millionths = std::llround(floor * 1e6);
-    const auto reserve = std::max<std::int64_t>(1, scaled_floor(total, millionths, heads * 1'000'000));
-    split(exec, scores, layer, total, reserve, out);
+  // Whether the scorer protects rows, but in another way than the variant needs.
+  static bool asks_otherwise(const SharingHeads& heads, ProtectShare needed) {
+    return (heads.asked.sinks > 0 || heads.asked.window > 0) && heads.asked.share != needed;
   }
 
-  void kvpress_split(const host_exec& exec, Matrix<const float> scores, const LayerScores& layer, std::int64_t total,
-                     std::span<index_t> out) const {
-    if (asks_protection(layer) && layer.protect.share != ProtectShare::score)
-      fail_argument("ada: variant=kvpress ranks the window with the other rows; give the scorer protect=score");
-    const auto mean = static_cast<double>(total / heads_of(layer));
-    split(exec, scores, layer, total, std::max<std::int64_t>(1, static_cast<std::int64_t>(floor * mean)), out);
+  static ProtectedRows window_of(const HeadProtect& asked, index_t tokens) { return protect_at_most(asked, tokens); }
+  static std::int64_t longest_window(const SharingHeads& heads) {
+    index_t out = 0;
+    for (std::size_t h = 0; h < heads.tokens.size(); ++h)
+      out = std::max(out, window_of(heads.protections[h], heads.tokens[h]).count());
+    return out;
   }
 
-  static bool asks_protection(const LayerScores& layer) { return layer.protect.sinks > 0 || layer.protect.window > 0; }
-
-  // reserve: rows that every head keeps where it holds as many, set-aside rows included.
-  static void split(const host_exec& exec, Matrix<const float> scores, const LayerScores& layer, std::int64_t total,
-                    std::int64_t reserve, std::span<index_t> out) {
-    const std::size_t heads = layer.tokens.size();
-    std::vector<index_t> aside(heads), least(heads);
-    std::vector<IndexRange> candidates(heads);
-    std::int64_t left = total;
-    for (std::size_t h = 0; h < heads; ++h) {
-      const index_t tokens = layer.tokens[h];
-      const auto rows = detail::set_aside(layer.protect, tokens, total, std::ssize(layer.tokens));
-      aside[h] = rows.count();
-      least[h] = static_cast<index_t>(std::max<std::int64_t>(0, std::min<std::int64_t>(reserve, tokens) - aside[h]));
-      candidates[h] = {rows.sinks, tokens - rows.newest};
-      left -= aside[h];
-    }
-    if (const auto floors = std::accumulate(least.begin(), least.end(), std::int64_t{0}); floors > left)
-      fail_argument("ada: layer ", layer.layer, ": a total of ", total, " rows is less than one per head");
-    detail::split_flat(exec, scores, candidates, least, left, out);
-    for (std::size_t h = 0; h < heads; ++h) out[h] += aside[h];
-  }
-
-  // Per head b = C - w past rows on average, with C = total / heads and w protected rows; head h gets
-  // round((1 - floor) * hits + int(floor * b)), halves to even, and its w rows on top.
-  void reference_split(const host_exec& exec, Matrix<const float> scores, const LayerScores& layer, std::int64_t total,
-                       std::span<index_t> out, Audit& audit) const {
-    if (asks_protection(layer) && layer.protect.share != ProtectShare::full)
-      fail_argument("ada: variant=reference keeps the window on top of the scored rows; give the scorer protect=full");
-    const std::size_t heads = layer.tokens.size();
-    std::vector<ProtectedRows> fixed(heads);
-    std::vector<IndexRange> candidates(heads);
-    index_t window = 0;
+  ScoreSplit reference_split(const SharingHeads& heads, std::int64_t total) const {
+    ScoreSplit out;
     std::int64_t past = 0;
-    for (std::size_t h = 0; h < heads; ++h) {
-      fixed[h] = protect_asked(layer.protect, layer.tokens[h]);
-      candidates[h] = {fixed[h].sinks, layer.tokens[h] - fixed[h].newest};
-      window = std::max(window, fixed[h].count());
-      past += candidates[h].size();
+    for (std::size_t h = 0; h < heads.tokens.size(); ++h) {
+      out.shares.push_back({window_of(heads.protections[h], heads.tokens[h]), 0});
+      past += heads.tokens[h] - out.shares.back().aside.count();
     }
-    const std::int64_t mean = total / heads_of(layer), b = std::max<std::int64_t>(0, mean - window);
-    std::vector<float> weighted;
-    if (concentration) {
-      weighted = weigh(exec, scores, candidates, b);
-      scores = {weighted.data(), scores.rows, scores.cols, scores.cols};
-    }
-    const std::vector<index_t> no_floor(heads, 0);
-    detail::split_flat(exec, scores, candidates, no_floor, std::min(heads_of(layer) * b, past), out);
-    const auto share = static_cast<double>(static_cast<std::int64_t>(floor * static_cast<double>(b)));
-    std::int64_t kept = 0;
-    for (std::size_t h = 0; h < heads; ++h) {
-      const std::int64_t rows = round_half_even(rounded_product(1.0 - floor, out[h]) + share) + fixed[h].count();
-      out[h] = static_cast<index_t>(std::clamp<std::int64_t>(rows, std::min(layer.tokens[h], 1), layer.tokens[h]));
-      if (mean < window) out[h] = static_cast<index_t>(std::min<std::int64_t>(mean, layer.tokens[h]));
-      kept += out[h];
-    }
-    if (kept != total)
-      audit.add("ada: variant=reference keeps ", kept, " rows in layer ", layer.layer, ", ", total, " were granted");
-  }
-
-  // Scores times (sum of the head's best b) / (sum of all its candidates), by row.
-  static std::vector<float> weigh(const host_exec& exec, Matrix<const float> scores,
-                                  std::span<const IndexRange> candidates, std::int64_t b) {
-    std::vector<float> out(static_cast<std::size_t>(scores.rows) * static_cast<std::size_t>(scores.cols));
-    parallel_for(exec, scores.rows, topk_scratch_bytes(scores.cols), [&](std::int64_t r, std::span<std::byte> scratch) {
-      const IndexRange range = candidates[static_cast<std::size_t>(r)];
-      if (range.empty()) return;
-      const std::span row(scores.row(static_cast<index_t>(r)) + range.begin, static_cast<std::size_t>(range.size()));
-      std::vector<index_t> best(static_cast<std::size_t>(std::min<std::int64_t>(b, range.size())));
-      try {
-        topk(row, static_cast<index_t>(best.size()), best, scratch);
-      } catch (const NanScore& nan) {
-        throw NanScore(static_cast<index_t>(r), range.begin + nan.token);
-      }
-      double top = 0, all = 0;
-      for (const index_t i : best) top += static_cast<double>(row[static_cast<std::size_t>(i)]);
-      for (const float s : row) all += static_cast<double>(s);
-      const double factor = all == 0 ? 1.0 : top / all;
-      float* to = out.data() + r * scores.cols + range.begin;
-      for (std::size_t i = 0; i < row.size(); ++i) to[i] = static_cast<float>(factor * static_cast<double>(row[i]));
-    });
+    const std::int64_t b = std::max<std::int64_t>(0, total / heads.heads() - longest_window(heads));
+    out.ranked = std::min(heads.heads() * b, past);
+    out.weighed_by = concentration ? static_cast<index_t>(b) : 0;
     return out;
   }
 };

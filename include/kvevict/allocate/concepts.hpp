@@ -2,72 +2,73 @@
 //   static   from the shape and the token counts alone,
 //   layer    from one layer's scores, inside a layer total that it fixes beforehand,
 //   global   from the scores of every layer.
-// A layer allocator is lifted from a static one: Ada<Pyramid> splits the layer totals that Pyramid gives.
+// A layer allocator is lifted from a static one: Ada<Pyramid> splits the layer totals that Pyramid gives. All three are
+// data and rules: where scores count, an allocator says how (score_split.hpp), and the backend does it. Token counts
+// are those of the evictable range.
 #pragma once
 #include <concepts>
 #include <cstdint>
 #include <span>
 
+#include "kvevict/allocate/score_split.hpp"
 #include "kvevict/core/audit.hpp"
 #include "kvevict/core/budget.hpp"
-#include "kvevict/core/exec.hpp"
-#include "kvevict/core/protect.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
-// One layer's scores as allocators see them.
-struct LayerScores {
-  index_t layer = 0;
-  Matrix<const float> scores;       // [kv_heads][most tokens of a head]
-  std::span<const index_t> tokens;  // [kv_heads]
-  Protect protect;                  // as the scorer asks
-  bool comparable = false;          // scores of different heads may be compared as they are
-};
-
 // minimum_rows: rows per head that an allocator guarantees; 0 where empty heads are part of the method.
 template <class A>
-concept AnyKindOfAllocator = std::copyable<A> && requires(const A& a) {
+concept GuaranteesRows = std::copyable<A> && requires(const A& a) {
   { a.minimum_rows } -> std::convertible_to<index_t>;
 };
 
 // out: [layers][kv_heads], each at most the head's tokens. tokens: [layers * kv_heads].
 template <class A>
-concept StaticAllocator = AnyKindOfAllocator<A> &&
+concept StaticAllocator = GuaranteesRows<A> &&
     requires(const A& a, const CacheShape& shape, std::span<const index_t> tokens, const GrantedBudget& budget,
              Matrix<index_t> out, Audit& audit) {
   { a.allocate(shape, tokens, budget, out, audit) } -> std::same_as<void>;
 };
 
-// layer_totals fills [layers]; allocate_layer then splits one of them over [kv_heads].
+// layer_totals fills [layers]; split_layer then says how heads share one of them that is less than they hold.
+// Optional, for rules that no ranking expresses:
+//   bool counts_by_rule() const
+//   void apply_rule(heads, total, span<index_t> rows, audit) const    changes the counted rows [heads]; host only
 template <class A>
-concept LayerAllocator = AnyKindOfAllocator<A> &&
+concept LayerAllocator = GuaranteesRows<A> &&
     requires(const A& a, const CacheShape& shape, std::span<const index_t> tokens, const GrantedBudget& budget,
-             std::span<std::int64_t> totals, const host_exec& exec, const LayerScores& scores, std::int64_t total,
-             std::span<index_t> out, Audit& audit) {
+             std::span<std::int64_t> totals, const SharingHeads& heads, std::int64_t total, Audit& audit) {
   { a.layer_totals(shape, tokens, budget, totals, audit) } -> std::same_as<void>;
-  { a.allocate_layer(exec, scores, total, out, audit) } -> std::same_as<void>;
+  { a.split_layer(heads, total) } -> std::same_as<ScoreSplit>;
 };
 
-// layers: [layers]; out: [layers][kv_heads].
+// heads: those of all layers, [layers * kv_heads].
 template <class A>
-concept GlobalAllocator = AnyKindOfAllocator<A> &&
-    requires(const A& a, const host_exec& exec, std::span<const LayerScores> layers, const GrantedBudget& budget,
-             Matrix<index_t> out, Audit& audit) {
-  { a.allocate_all(exec, layers, budget, out, audit) } -> std::same_as<void>;
+concept GlobalAllocator = GuaranteesRows<A> && requires(const A& a, const SharingHeads& heads, std::int64_t total) {
+  { a.split_all(heads, total) } -> std::same_as<ScoreSplit>;
 };
-
-// What the selector has to protect in a head: what the scorer asks for, unless the layer allocator says less in an
-// optional member head_protection(scores, total, head). Only tokens, protect and layer of `scores` are read.
-template <class A>
-Protect protection_in_head(const A& allocator, const LayerScores& scores, std::int64_t total, index_t head) {
-  if constexpr (requires { allocator.head_protection(scores, total, head); })
-    return allocator.head_protection(scores, total, head);
-  else return scores.protect;
-}
 
 template <class A>
 concept Allocator = StaticAllocator<A> || LayerAllocator<A> || GlobalAllocator<A>;
+
+enum class AllocatorKind { fixed, layer, global };  // static, per layer, over all layers
+
+// The kind is a property of the type, or of the value where the type is erased.
+template <Allocator A>
+AllocatorKind kind_of(const A& allocator) {
+  if constexpr (requires { allocator.kind(); }) return allocator.kind();
+  else if constexpr (GlobalAllocator<A>) return AllocatorKind::global;
+  else if constexpr (LayerAllocator<A>) return AllocatorKind::layer;
+  else return AllocatorKind::fixed;
+}
+
+// Whether the rows that a backend counted go through apply_rule().
+template <class A>
+bool counts_by_rule(const A& allocator) {
+  if constexpr (requires { allocator.counts_by_rule(); }) return allocator.counts_by_rule();
+  else return false;
+}
 
 }  // namespace kvevict::inline KVEVICT_ABI

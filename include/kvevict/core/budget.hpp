@@ -12,6 +12,7 @@
 #include "kvevict/core/arithmetic.hpp"
 #include "kvevict/core/audit.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/half.hpp"
 #include "kvevict/core/shape.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -24,6 +25,12 @@ struct GrantedBudget {
 
   bool is_ratio() const noexcept { return retain > 0; }
 };
+
+// Bytes of one key and one value row of elements T.
+template <CacheElement T>
+constexpr std::int64_t bytes_per_row(const CacheShape& shape) noexcept {
+  return (std::int64_t{shape.head_dim_k} + shape.head_dim_v) * std::int64_t{sizeof(T)};
+}
 
 class Budget {
  public:
@@ -41,7 +48,8 @@ class Budget {
     return {Unit::retain, std::max<std::int64_t>(1, std::llround(ratio * parts)), ratio};
   }
 
-  // Bytes of keys and values that may stay, rows * (key bytes + value bytes).
+  // Bytes of keys and values that may stay, rows * (key bytes + value bytes). What a row takes is said where the budget
+  // meets a cache: Policy::plan knows it, make_planner is told (PlanOptions::row_bytes).
   static Budget bytes(std::int64_t bytes) { return {Unit::bytes, bytes, 0}; }
 
   Unit unit() const noexcept { return unit_; }

@@ -1,5 +1,4 @@
-// Scorers on the device that look at keys alone or at nothing: key norm, KeyDiff, position; and the softmax that makes
-// the scores of different heads comparable for Ada-KV. Nothing waits.
+// Scorers on the device that look at keys alone or at nothing: key norm, KeyDiff, position. Nothing waits.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -55,12 +54,6 @@ __global__ void __launch_bounds__(128) raise_kernel(const __grid_constant__ Args
   DeviceCta cta;
   raise_sinks(cta, args, sinks);
 }
-template <class Args>
-__global__ void __launch_bounds__(512) softmax_kernel(const __grid_constant__ Args args) {
-  __shared__ SoftmaxShared shared;
-  DeviceCta cta;
-  log_softmax_row(cta, args, shared);
-}
 
 // What a call of a simple scorer needs besides its kernel: its checks, token counts on the device, and protect=score.
 class SimpleRun {
@@ -111,15 +104,6 @@ void check_row_bytes(std::string_view who, index_t dim) {
 }
 
 }  // namespace kernels
-
-// out[r] = log of the softmax of scores[r] over its finite entries, [rows][row_stride] in device memory.
-inline void log_softmax(const cuda_exec& exec, const float* scores, std::int64_t row_stride, const index_t* tokens,
-                        index_t rows, float* out) {
-  if (rows == 0) return;
-  kernels::softmax_kernel<<<static_cast<unsigned>(rows), 512, 0, exec.stream>>>(
-      RowArgs{tokens, scores, out, row_stride, nullptr});
-  check_launch("log_softmax");
-}
 
 }  // namespace cuda
 

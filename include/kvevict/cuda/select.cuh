@@ -1,5 +1,5 @@
 // Selection on the device: the best scored rows of every head as ascending indices, exact, ties to the lower index,
-// rows per head read on the device; and the rows per head themselves (uniform floors, Ada-KV). Nothing here waits.
+// rows per head read on the device. Nothing here waits.
 //
 // One block per row where there are many rows (select_steps.hpp); several blocks per row where rows are few and long
 // (group_steps.hpp). Equal scores give the indices of the CPU selector, bit for bit.
@@ -11,9 +11,9 @@
 #include <cstdint>
 
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/index_range.hpp"
 #include "kvevict/core/protect.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/cuda/detail/budget_steps.hpp"
 #include "kvevict/cuda/detail/cta.cuh"
 #include "kvevict/cuda/detail/group_steps.hpp"
 #include "kvevict/cuda/detail/select_steps.hpp"
@@ -52,28 +52,9 @@ __global__ void __launch_bounds__(512) write_kernel(const __grid_constant__ Args
 }
 template <class Args>
 __global__ void __launch_bounds__(256)
-    range_kernel(const __grid_constant__ Args args, RankedRange* ranges, std::uint32_t* want) {
+    range_kernel(const __grid_constant__ Args args, IndexRange* ranges, std::uint32_t* want) {
   DeviceCta cta;
   range_rows(cta, args, ranges, want);
-}
-template <class Args>
-__global__ void __launch_bounds__(1024) uniform_kernel(const __grid_constant__ Args args) {
-  __shared__ UniformShared shared;
-  DeviceCta cta;
-  uniform_budgets(cta, args, shared);
-}
-template <class Args>
-__global__ void __launch_bounds__(128) reserve_kernel(const __grid_constant__ Args args) {
-  __shared__ AdaShared shared;
-  DeviceCta cta;
-  reserve_rows(cta, args, shared);
-}
-template <class Args>
-__global__ void __launch_bounds__(128)
-    share_kernel(const __grid_constant__ Args args, const __grid_constant__ GroupArgs group) {
-  __shared__ AdaShared shared;
-  DeviceCta cta;
-  share_rows(cta, args, group, shared);
 }
 template <class Args>
 __global__ void __launch_bounds__(1024) offset_kernel(const __grid_constant__ Args args) {
@@ -99,7 +80,7 @@ void launch_select(const cuda_exec& exec, SelectArgs<T> args, index_t rows, inde
   check_launch("select");
 }
 
-// Memory and launches that the group steps share.
+// Memory and launches that the group steps share. The caller sets args.ranges and args.want.
 class GroupRun {
  public:
   GroupRun(const cuda_exec& exec, const float* scores, std::int64_t row_stride, index_t rows, index_t group_rows,
@@ -113,8 +94,6 @@ class GroupRun {
     args.chunk = static_cast<index_t>(round_up<std::int64_t>(std::clamp<std::int64_t>(each, 2048, 1 << 20), 1024));
     args.chunks = max<index_t>(1, static_cast<index_t>(ceil_div<std::int64_t>(longest, args.chunk)));
     const std::int64_t groups = rows / group_rows;
-    ranges_ = DeviceArray<RankedRange>(exec, rows);
-    want_ = DeviceArray<std::uint32_t>(exec, groups);
     states_ = DeviceArray<GroupState>(exec, (FixedDigits::passes + 1) * groups);
     bins_ = DeviceArray<std::uint32_t>(exec, FixedDigits::passes * groups * FixedDigits::bins);
     counts_ = DeviceArray<ChunkCounts>(exec, std::int64_t{rows} * args.chunks);
@@ -123,8 +102,6 @@ class GroupRun {
     args.row_stride = row_stride;
     args.rows = rows;
     args.group_rows = group_rows;
-    args.ranges = ranges_.data();
-    args.want = want_.data();
     args.states = states_.data();
     args.bins = bins_.data();
     args.counts = counts_.data();
@@ -133,8 +110,6 @@ class GroupRun {
   }
 
   dim3 grid() const { return {static_cast<unsigned>(args.chunks), static_cast<unsigned>(args.rows), 1}; }
-  RankedRange* ranges() { return ranges_.data(); }
-  std::uint32_t* want() { return want_.data(); }
   void count() {
     for (int pass = 0; pass < FixedDigits::passes; ++pass)
       digit_kernel<<<grid(), threads, 0, exec_.stream>>>(args, pass);
@@ -147,8 +122,7 @@ class GroupRun {
 
  private:
   cuda_exec exec_;
-  DeviceArray<RankedRange> ranges_;
-  DeviceArray<std::uint32_t> want_, bins_;
+  DeviceArray<std::uint32_t> bins_;
   DeviceArray<GroupState> states_;
   DeviceArray<ChunkCounts> counts_;
 };
@@ -175,12 +149,11 @@ inline void offsets(const cuda_exec& exec, const index_t* tokens, const index_t*
   check_launch("offsets");
 }
 
-// Writes the rows that stay: budgets [rows] in rows, protected ones included; offsets [rows + 1]; out [offsets[rows]].
-// protect_totals, null or [rows / group_rows]: Ada-KV's layer totals, which bound what is protected. A NaN sets *error.
-// O(tokens); keys are read from memory once where a row fits into shared memory.
-inline void select(const cuda_exec& exec, const ScoredRows& in, const index_t* budgets, Protect protect,
+// Writes the rows that stay: budgets [rows] in rows, protected ones included; protections [rows]; offsets [rows + 1];
+// out [offsets[rows]]. A NaN sets *error. O(tokens); keys are read from memory once where a row fits into shared
+// memory.
+inline void select(const cuda_exec& exec, const ScoredRows& in, const index_t* budgets, const HeadProtect* protections,
                    const std::int64_t* offsets, index_t* out, unsigned long long* error,
-                   const std::int64_t* protect_totals = nullptr, index_t group_rows = 1,
                    Spread spread = Spread::automatic) {
   if (in.rows == 0) return;
   SelectArgs<float> args{};
@@ -188,9 +161,7 @@ inline void select(const cuda_exec& exec, const ScoredRows& in, const index_t* b
   args.row_stride = in.row_stride;
   args.tokens = in.tokens;
   args.budgets = budgets;
-  args.protect = protect;
-  args.group_totals = protect_totals;
-  args.group_rows = group_rows;
+  args.protections = protections;
   args.offsets = offsets;
   args.out = out;
   args.error = error;
@@ -202,59 +173,16 @@ inline void select(const cuda_exec& exec, const ScoredRows& in, const index_t* b
   }
   if (spread == Spread::row_per_block) return kernels::launch_select(exec, args, in.rows, in.longest);
   kernels::GroupRun run(exec, in.scores, in.row_stride, in.rows, 1, in.longest, error, in.first_row);
+  DeviceArray<IndexRange> ranges(exec, in.rows);
+  DeviceArray<std::uint32_t> want(exec, in.rows);
+  run.args.ranges = ranges.data();
+  run.args.want = want.data();
   const LongRowArgs all{args, run.args};
-  kernels::range_kernel<<<static_cast<unsigned>(ceil_div(in.rows, 256)), 256, 0, exec.stream>>>(all, run.ranges(),
-                                                                                                run.want());
+  kernels::range_kernel<<<static_cast<unsigned>(ceil_div(in.rows, 256)), 256, 0, exec.stream>>>(all, ranges.data(),
+                                                                                                want.data());
   run.count();
   kernels::write_kernel<<<run.grid(), kernels::GroupRun::threads, 0, exec.stream>>>(all);
   check_launch("select");
-}
-
-// Uniform rows: budgets [rows] for heads of `tokens` [rows]. total: rows to keep in all; below 0 it is
-// floor(retain_millionths * all / 10^6), at least one row per head that holds any. As Uniform with rounding=floor.
-inline void uniform_budgets(const cuda_exec& exec, const index_t* tokens, index_t rows, std::int64_t total,
-                            std::int64_t retain_millionths, bool exact, index_t* budgets) {
-  kernels::uniform_kernel<<<1, 1024, 0, exec.stream>>>(
-      UniformArgs{tokens, rows, total, retain_millionths, exact, budgets});
-  check_launch("uniform_budgets");
-}
-
-// Ada-KV's share of each head: floor in millionths of the mean, or `reserve` rows per head where it is above 0.
-struct AdaRule {
-  std::int64_t floor_millionths = 200'000;
-  std::int64_t reserve = 0;
-};
-
-// Rows of each head, budgets [rows], where every `heads` consecutive rows share totals[layer] rows by their scores. As
-// Ada with variant=exact, row for row. 8 launches; O(tokens).
-inline void ada_budgets(const cuda_exec& exec, const ScoredRows& in, index_t heads, const std::int64_t* totals,
-                        Protect protect, AdaRule rule, index_t* budgets, unsigned long long* error) {
-  if (in.rows == 0) return;
-  kernels::GroupRun run(exec, in.scores, in.row_stride, in.rows, heads, in.longest, error, in.first_row);
-  DeviceArray<index_t> reserved(exec, in.rows), extra(exec, in.rows);
-  DeviceArray<std::int32_t> ceilings(exec, in.rows);
-  run.args.ceilings = ceilings.data();
-  run.args.extra = extra.data();
-  const AdaArgs ada{in.tokens,       in.rows / heads, heads,      protect, totals, rule.floor_millionths, rule.reserve,
-                    reserved.data(), run.ranges(),    run.want(), budgets, error,  in.first_row};
-  kernels::reserve_kernel<<<static_cast<unsigned>(ada.groups), 128, 0, exec.stream>>>(ada);
-  SelectArgs<float> reserve{};
-  reserve.scores = in.scores;
-  reserve.row_stride = in.row_stride;
-  reserve.tokens = in.tokens;
-  reserve.budgets = reserved.data();
-  reserve.protect = protect;
-  reserve.group_totals = totals;
-  reserve.group_rows = heads;
-  reserve.reserving = true;
-  reserve.cut_keys = ceilings.data();
-  reserve.ties_left = extra.data();
-  reserve.error = error;
-  reserve.first_row = in.first_row;
-  kernels::launch_select(exec, reserve, in.rows, in.longest);
-  run.count();
-  kernels::share_kernel<<<static_cast<unsigned>(ada.groups), 128, 0, exec.stream>>>(ada, run.args);
-  check_launch("ada_budgets");
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI::cuda

@@ -19,6 +19,7 @@
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/observe/observation.hpp"
 #include "kvevict/plan/plan.hpp"
+#include "kvevict/plan/plan_options.hpp"
 #include "kvevict/policy/policy.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
@@ -41,9 +42,9 @@ EvictedPrefill prefill_and_evict(const host_exec& exec, const Decoder& decoder, 
   const CacheShape shape = decoder.cache_shape();
   const auto n = static_cast<index_t>(tokens.size());
   const std::vector<index_t> rows(static_cast<std::size_t>(shape.heads_total()), n);
-  const std::int64_t row_bytes =
-      (std::int64_t{shape.head_dim_k} + shape.head_dim_v) * std::int64_t{sizeof(typename Cache::element_type)};
-  auto planner = policy.make_planner(shape, rows, budget, row_bytes);
+  PlanOptions options;
+  options.row_bytes = bytes_per_row<typename Cache::element_type>(shape);
+  auto planner = policy.make_planner(exec, shape, rows, budget, options);
 
   EvictedPrefill out;
   out.rows_full = shape.heads_total() * n;

@@ -90,17 +90,14 @@ class AnyAllocator {
                     std::span<std::int64_t> totals, Audit& audit) const {
     self_->layer_totals(shape, tokens, budget, totals, audit);
   }
-  void allocate_layer(const host_exec& exec, const LayerScores& scores, std::int64_t total, std::span<index_t> out,
-                      Audit& audit) const {
-    self_->allocate_layer(exec, scores, total, out, audit);
+  ScoreSplit split_layer(const SharingHeads& heads, std::int64_t total) const {
+    return self_->split_layer(heads, total);
   }
-  Protect head_protection(const LayerScores& scores, std::int64_t total, index_t head) const {
-    return self_->head_protection(scores, total, head);
+  bool counts_by_rule() const { return self_->counts_by_rule(); }
+  void apply_rule(const SharingHeads& heads, std::int64_t total, std::span<index_t> rows, Audit& audit) const {
+    self_->apply_rule(heads, total, rows, audit);
   }
-  void allocate_all(const host_exec& exec, std::span<const LayerScores> layers, const GrantedBudget& budget,
-                    Matrix<index_t> out, Audit& audit) const {
-    self_->allocate_all(exec, layers, budget, out, audit);
-  }
+  ScoreSplit split_all(const SharingHeads& heads, std::int64_t total) const { return self_->split_all(heads, total); }
 
  private:
   struct Interface {
@@ -111,11 +108,10 @@ class AnyAllocator {
                           Audit&) const = 0;
     virtual void layer_totals(const CacheShape&, std::span<const index_t>, const GrantedBudget&,
                               std::span<std::int64_t>, Audit&) const = 0;
-    virtual void allocate_layer(const host_exec&, const LayerScores&, std::int64_t, std::span<index_t>,
-                                Audit&) const = 0;
-    virtual Protect head_protection(const LayerScores&, std::int64_t, index_t) const = 0;
-    virtual void allocate_all(const host_exec&, std::span<const LayerScores>, const GrantedBudget&, Matrix<index_t>,
-                              Audit&) const = 0;
+    virtual ScoreSplit split_layer(const SharingHeads&, std::int64_t) const = 0;
+    virtual bool counts_by_rule() const = 0;
+    virtual void apply_rule(const SharingHeads&, std::int64_t, std::span<index_t>, Audit&) const = 0;
+    virtual ScoreSplit split_all(const SharingHeads&, std::int64_t) const = 0;
   };
   template <class A>
   struct Model final : Interface {
@@ -132,17 +128,19 @@ class AnyAllocator {
       if constexpr (LayerAllocator<A>) allocator.layer_totals(shape, tokens, budget, totals, audit);
       else not_of_this_kind();
     }
-    void allocate_layer(const host_exec& exec, const LayerScores& scores, std::int64_t total, std::span<index_t> out,
-                        Audit& audit) const override {
-      if constexpr (LayerAllocator<A>) allocator.allocate_layer(exec, scores, total, out, audit);
+    ScoreSplit split_layer(const SharingHeads& heads, std::int64_t total) const override {
+      if constexpr (LayerAllocator<A>) return allocator.split_layer(heads, total);
       else not_of_this_kind();
     }
-    Protect head_protection(const LayerScores& scores, std::int64_t total, index_t head) const override {
-      return protection_in_head(allocator, scores, total, head);
+    bool counts_by_rule() const override { return kvevict::counts_by_rule(allocator); }
+    void apply_rule(const SharingHeads& heads, std::int64_t total, std::span<index_t> rows,
+                    Audit& audit) const override {
+      if constexpr (requires { allocator.apply_rule(heads, total, rows, audit); })
+        allocator.apply_rule(heads, total, rows, audit);
+      else not_of_this_kind();
     }
-    void allocate_all(const host_exec& exec, std::span<const LayerScores> layers, const GrantedBudget& budget,
-                      Matrix<index_t> out, Audit& audit) const override {
-      if constexpr (GlobalAllocator<A>) allocator.allocate_all(exec, layers, budget, out, audit);
+    ScoreSplit split_all(const SharingHeads& heads, std::int64_t total) const override {
+      if constexpr (GlobalAllocator<A>) return allocator.split_all(heads, total);
       else not_of_this_kind();
     }
     [[noreturn]] void not_of_this_kind() const {

@@ -46,6 +46,14 @@ constexpr Needs needs_of(const S& scorer) {
   else return scorer.needs;
 }
 
+// What a policy asks of a scorer, whatever backend runs it and whatever the cache holds.
+template <class S>
+concept Scorer = std::copyable<S> && requires(const S& s) {
+  { needs_of(s) } -> std::same_as<Needs>;
+  { s.window_rows() } -> std::same_as<index_t>;  // 0: looks with no window
+  { s.protection() } -> std::same_as<Protect>;
+};
+
 // score_on(exec, scorer, observation, out), found by argument-dependent lookup, so that each backend says itself which
 // scorers it has (cpu/, cuda/): out is [score heads][most tokens of a head]; columns past a head's tokens are left
 // alone; columns that the scorer does not score (its window) get -inf. Optional members, constants or functions:
@@ -53,11 +61,8 @@ constexpr Needs needs_of(const S& scorer) {
 //   index_t score_heads(CacheShape) const    rows of `out` where they are not the KV heads (group=none: q_heads)
 //   void check() const                       throws std::invalid_argument unless every parameter is legal
 template <class S, class T, class Exec = host_exec>
-concept TokenScorer = std::copyable<S> &&
+concept TokenScorer = Scorer<S> &&
     requires(const S& s, const Exec& exec, const LayerObservation<T>& o, Matrix<float> out) {
-  { needs_of(s) } -> std::same_as<Needs>;
-  { s.window_rows() } -> std::same_as<index_t>;  // 0: looks with no window
-  { s.protection() } -> std::same_as<Protect>;
   { score_on(exec, s, o, out) } -> std::same_as<void>;
 };
 

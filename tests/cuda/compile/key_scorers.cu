@@ -11,7 +11,4 @@ void scores(const cuda_exec& exec, const LayerObservation<T>& o, Matrix<float> o
 template void scores<float>(const cuda_exec&, const LayerObservation<float>&, Matrix<float>);
 template void scores<fp16_t>(const cuda_exec&, const LayerObservation<fp16_t>&, Matrix<float>);
 template void scores<bf16_t>(const cuda_exec&, const LayerObservation<bf16_t>&, Matrix<float>);
-void softmax(const cuda_exec& exec, float* scores, const index_t* tokens) {
-  cuda::log_softmax(exec, scores, 1, tokens, 1, scores);
-}
 }  // namespace kvevict

@@ -4,6 +4,6 @@
 namespace kvevict {
 void sort_kernels(const cuda_exec& exec, const cuda::ScoredRows& rows, index_t* budgets, std::int64_t* offsets,
                   unsigned long long* error) {
-  cuda::select_by_sort(exec, rows, budgets, {}, offsets, budgets, error);
+  cuda::select_by_sort(exec, rows, budgets, nullptr, offsets, budgets, error);
 }
 }  // namespace kvevict

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/sharing.hpp"
 #include "kvevict/allocate/pyramid.hpp"
 
 using namespace kvevict;
@@ -29,8 +30,10 @@ constexpr float inf = std::numeric_limits<float>::infinity();
 struct Layer {
   std::vector<float> flat;
   V tokens;
-  LayerScores view;
-  Layer(const Scores& rows, Protect protect = {}, bool comparable = true) {
+  Protect protect;
+  Matrix<const float> scores;
+  bool comparable;
+  Layer(const Scores& rows, Protect asked = {}, bool compare = true) : protect(asked), comparable(compare) {
     std::size_t width = 0;
     for (const auto& r : rows) width = std::max(width, r.size());
     for (const auto& r : rows) {
@@ -39,16 +42,15 @@ struct Layer {
       tokens.push_back(static_cast<index_t>(r.size()));
     }
     const auto cols = static_cast<index_t>(width);
-    view = {3, {flat.data(), static_cast<index_t>(rows.size()), cols, cols}, tokens, protect, comparable};
+    scores = {flat.data(), static_cast<index_t>(rows.size()), cols, cols};
   }
+  tests::Sharing sharing() const { return {3, tokens, protect, comparable}; }
 };
 
 template <class A>
 V split(const A& ada, const Layer& layer, std::int64_t total, Audit* audit = nullptr, int threads = 1) {
-  V out(layer.tokens.size(), -1);
   Audit own;
-  ada.allocate_layer(host_exec{threads}, layer.view, total, out, audit ? *audit : own);
-  return out;
+  return layer.sharing().rows(ada, layer.scores, total, audit ? *audit : own, threads);
 }
 
 // c of the head's rows are high (and all different), the others low.
@@ -68,12 +70,12 @@ V expected_split(const Layer& layer, std::int64_t total, double floor) {
   for (index_t h = 0; h < heads; ++h) {
     const auto i = static_cast<std::size_t>(h);
     const index_t tokens = layer.tokens[i];
-    const auto asked = protect_asked(layer.view.protect, tokens);
-    const auto most = static_cast<index_t>(layer.view.protect.share == ProtectShare::half ? std::ceil(m / 2) : m);
-    const index_t aside = std::min(asked.count(), most);
+    const auto asked = protect_asked(layer.protect, tokens);
+    const auto most = static_cast<index_t>(layer.protect.share == ProtectShare::half ? std::ceil(m / 2) : m);
+    const index_t aside = std::min(asked.sinks + asked.newest, most);
     const auto fixed = protect_at_most(asked, aside);
     std::vector<std::tuple<float, index_t, index_t>> rows;
-    for (index_t r = fixed.sinks; r < tokens - fixed.newest; ++r) rows.emplace_back(-layer.view.scores.at(h, r), h, r);
+    for (index_t r = fixed.sinks; r < tokens - fixed.newest; ++r) rows.emplace_back(-layer.scores.at(h, r), h, r);
     std::sort(rows.begin(), rows.end());
     const auto reserve = std::min<std::int64_t>(
         tokens, std::max<std::int64_t>(1, static_cast<std::int64_t>(std::floor(floor * m + 1e-9))));
@@ -117,9 +119,8 @@ TEST_CASE("ada: what the selector protects is what was set aside") {
   const Layer layer({head_of(20, 20), head_of(20, 0)}, {0, 8, ProtectShare::half});
   const allocate::Ada<> ada{.floor = 0};
   CHECK(split(ada, layer, 10) == V{7, 3});  // m = 5: 3 set aside, the 4 left go to the first head
-  const Protect protect = ada.head_protection(layer.view, 10, 0);
-  CHECK(protect_within(protect, 20, 7).newest == 3);
-  CHECK(protect_within(layer.view.protect, 20, 7).newest == 4);
+  CHECK(protect_within(layer.sharing().protection(ada, 10, 0), 7).newest == 3);
+  CHECK(protect_within(protect_asked(layer.protect, 20), 7).newest == 4);
 }
 
 TEST_CASE("U13: largest remainder by default, the reference's interpolation on request") {
@@ -271,15 +272,15 @@ TEST_CASE("U15: ada keeps no state, and permuting heads without ties permutes th
   CHECK(turned == V{rows[2], rows[0], rows[1]});
 }
 
-TEST_CASE("ada: a NaN score is an error that names layer, head and token") {
+TEST_CASE("ada: a NaN score is an error that names head and token") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const bool comparable : {true, false})
     for (const bool concentration : {true, false}) {
       const Layer layer({{1, 2, 3}, {4, nan, 6}}, {}, comparable);
       const allocate::Ada<> ada{.variant = concentration ? AdaVariant::reference : AdaVariant::exact,
                                 .concentration = concentration};
-      CHECK_THROWS_WITH_AS(split(ada, layer, 4), "ada: the score of layer 3, head 1, token 1 is NaN",
-                           std::domain_error);
+      CHECK_THROWS_WITH_AS(split(ada, layer, 4), "NaN score in row 1, token 1; a number or an infinity is required",
+                           NanScore);
     }
 }
 

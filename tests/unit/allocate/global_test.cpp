@@ -2,11 +2,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <vector>
+
+#include "common/sharing.hpp"
+#include "kvevict/select/nan_score.hpp"
 
 using namespace kvevict;
 
@@ -16,28 +20,29 @@ namespace {
 using V = std::vector<index_t>;
 constexpr float inf = std::numeric_limits<float>::infinity();
 
+// Heads of several layers, one after the other in one matrix as wide as the longest.
 struct Layers {
-  std::vector<std::vector<float>> scores;  // [layers][heads * tokens]
-  std::vector<V> tokens;
-  std::vector<LayerScores> views;
-  Layers(std::vector<std::vector<float>> values, index_t heads, Protect protect = {}, bool comparable = true)
-      : scores(std::move(values)) {
-    for (const auto& s : scores)
-      tokens.emplace_back(static_cast<std::size_t>(heads), static_cast<index_t>(s.size()) / heads);
-    for (std::size_t l = 0; l < scores.size(); ++l)
-      views.push_back({static_cast<index_t>(l),
-                       {scores[l].data(), heads, tokens[l][0], tokens[l][0]},
-                       tokens[l],
-                       protect,
-                       comparable});
+  V tokens;
+  std::vector<float> scores;
+  index_t width = 0;
+  Protect protect;
+  bool comparable;
+  Layers(const std::vector<std::vector<float>>& layers, index_t heads, Protect asked = {}, bool compare = true)
+      : protect(asked), comparable(compare) {
+    for (const auto& l : layers) width = std::max(width, static_cast<index_t>(l.size()) / heads);
+    for (const auto& l : layers)
+      for (index_t h = 0; h < heads; ++h) {
+        tokens.push_back(static_cast<index_t>(l.size()) / heads);
+        const auto first = l.begin() + std::ptrdiff_t{h} * tokens.back();
+        scores.insert(scores.end(), first, first + tokens.back());
+        scores.resize(tokens.size() * static_cast<std::size_t>(width), 1e30f);  // never read
+      }
   }
   V split(const allocate::Global& global, std::int64_t total) const {
-    const auto heads = static_cast<index_t>(tokens[0].size()), layers = static_cast<index_t>(views.size());
-    std::int64_t full = 0;
-    for (const auto& t : tokens) full += std::accumulate(t.begin(), t.end(), std::int64_t{0});
-    V out(static_cast<std::size_t>(heads * layers), -1);
-    Audit audit;
-    global.allocate_all(host_exec{2}, views, {total, full}, {out.data(), layers, heads, heads}, audit);
+    const tests::Sharing sharing(0, tokens, protect, comparable);
+    V out(tokens.size(), -1);
+    split_rows(host_exec{2}, {scores.data(), static_cast<index_t>(tokens.size()), width, width}, sharing.heads(),
+               global.split_all(sharing.heads(), total), out);
     return out;
   }
 };
@@ -72,7 +77,13 @@ TEST_CASE("global: scores that are not comparable are normalised by softmax per 
   CHECK(Layers(scores, 1, {}, false).split({0, Normalize::none}, 4) == V{4, 0});
 }
 
-TEST_CASE("global: a NaN score is an error that names layer, head and token") {
+TEST_CASE("global: a NaN score is an error that names the head of the list and the token") {
   const Layers layers({{1, 2, 3, 4}, {1, 2, 3, std::numeric_limits<float>::quiet_NaN()}}, 2);
-  CHECK_THROWS_WITH_AS(layers.split({}, 3), "global: the score of layer 1, head 1, token 1 is NaN", std::domain_error);
+  try {
+    (void)layers.split({}, 3);
+    FAIL("nothing was thrown");
+  } catch (const NanScore& nan) {
+    CHECK(nan.row == 3);
+    CHECK(nan.token == 1);
+  }
 }

@@ -70,7 +70,7 @@ RaggedCache<float> evict_at_the_end(const Decoder& d, std::span<const index_t> t
   CaptureOptions capture;
   capture.add(policy.scorer.needs, policy.scorer.window_rows());
   d.feed({}, tokens, cache, state, LayerCapture({}, d, cache, n, capture, [&](const LayerObservation<float>& o) {
-           if (planner.layerwise()) planner.layer(host_exec{}, o);
+           if (planner.layerwise()) (void)planner.layer(host_exec{}, o);
            else planner.observe(host_exec{}, o);
          }));
   plan = planner.finish({});

@@ -6,6 +6,7 @@
 
 #include "kvevict/allocate/uniform.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/cpu/score_threshold.hpp"
 #include "kvevict/observe/observations.hpp"
 #include "kvevict/policy/policy.hpp"
 #include "kvevict/score/knorm.hpp"
@@ -59,6 +60,6 @@ TEST_CASE("a policy begins and plans with an execution object in front as well")
   const Policy<allocate::Uniform, score::KNorm> policy;
   const std::vector<index_t> tokens(4, 6);
   auto planner = policy.make_planner(host_exec{}, room.shape, tokens, Budget::retain(0.5));
-  for (const auto& o : room.observations.layers()) planner.layer({}, o);
+  for (const auto& o : room.observations.layers()) (void)planner.layer({}, o);
   CHECK(planner.finish({}).indices == policy.plan({}, room.cache, room.observations, Budget::retain(0.5)).indices);
 }

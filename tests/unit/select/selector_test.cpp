@@ -12,23 +12,27 @@
 
 #include "kvevict/core/parameters.hpp"
 #include "kvevict/core/protect.hpp"
+#include "kvevict/cpu/block_topk.hpp"
+#include "kvevict/cpu/score_threshold.hpp"
+#include "kvevict/cpu/select_row.hpp"
 #include "kvevict/select/block_topk.hpp"
 #include "kvevict/select/score_threshold.hpp"
 
 namespace kvevict {
 namespace {
 
-static_assert(Selector<TopK> && Selector<ScoreThreshold> && Selector<BlockTopK>);
+static_assert(HostSelector<TopK> && HostSelector<ScoreThreshold> && HostSelector<BlockTopK>);
 
 constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 using Indices = std::vector<index_t>;
 
-template <Selector S>
+template <HostSelector S>
 Indices kept(const S& selector, const std::vector<float>& row, index_t budget, Protect protect = {}) {
-  std::vector<std::byte> scratch(selector.scratch_bytes(static_cast<index_t>(row.size())));
+  std::vector<std::byte> scratch(select_scratch_bytes(selector, static_cast<index_t>(row.size())));
   Indices out(std::min(static_cast<std::size_t>(budget), row.size()), -1);
-  out.resize(static_cast<std::size_t>(selector.select(row, budget, protect, out, scratch)));
+  out.resize(static_cast<std::size_t>(
+      select_row(selector, row, budget, protect_asked(protect, static_cast<index_t>(row.size())), out, scratch)));
   return out;
 }
 
@@ -105,10 +109,10 @@ TEST_CASE("U48: sinks and window up to half of the budget") {
   const Protect protect{.sinks = 4, .window = 32};
   // Budget 72: all 36 protected rows, 36 by score: 99..68 of rows 68..99, and of the second hundred 67..64 (rows
   // 164..167; rows from 168 on are the window), tie with rows 64..67, which are lower.
-  CHECK(protect_within(protect, 200, 72).count() == 36);
+  CHECK(protect_within(protect_asked(protect, 200), 72).count() == 36);
   CHECK(kept(TopK{}, row, 72, protect) == joined({range(0, 4), range(66, 100), range(166, 168), range(168, 200)}));
   // Budget 36: 4 sinks and the newest 14; 18 by score among rows 4..185: 99..86 once, 85 and 84 twice.
-  CHECK(protect_within(protect, 200, 36).count() == 18);
+  CHECK(protect_within(protect_asked(protect, 200), 36).count() == 18);
   CHECK(kept(TopK{}, row, 36, protect) == joined({range(0, 4), range(84, 100), range(184, 200)}));
 }
 
@@ -128,12 +132,12 @@ TEST_CASE("a NaN among the ranked scores names its token in the row") {
 }
 
 TEST_CASE("a negative budget and a short output are refused") {
-  std::vector<std::byte> scratch(TopK{}.scratch_bytes(4));
+  std::vector<std::byte> scratch(select_scratch_bytes(TopK{}, 4));
   Indices out(1);
   const std::vector<float> row{1, 2, 3, 4};
-  CHECK_THROWS_WITH_AS((void)TopK{}.select(row, -1, {}, out, scratch),
+  CHECK_THROWS_WITH_AS((void)select_row(TopK{}, row, -1, {}, out, scratch),
                        "TopK: a budget of -1 rows; 0 or more are required", std::invalid_argument);
-  CHECK_THROWS_WITH_AS((void)TopK{}.select(row, 2, {}, out, scratch), "TopK: out holds 1 rows; 2 are kept",
+  CHECK_THROWS_WITH_AS((void)select_row(TopK{}, row, 2, {}, out, scratch), "TopK: out holds 1 rows; 2 are kept",
                        std::invalid_argument);
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kvevict/core/index_range.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/cuda/detail/cta.hpp"
 #include "kvevict/cuda/detail/rules.hpp"
@@ -14,10 +15,6 @@
 
 namespace kvevict::inline KVEVICT_ABI::cuda {
 
-// Entries [begin, end) of a row that are ranked.
-struct RankedRange {
-  index_t begin, end;
-};
 // Digits found so far and entries still wanted among those that share them.
 struct GroupState {
   std::uint32_t prefix, need;
@@ -31,7 +28,7 @@ struct GroupArgs {
   std::int64_t row_stride;
   index_t rows, group_rows;   // a multiple of each other; a group has fewer than 2^32 candidates
   index_t chunk, chunks;      // entries of a chunk; chunks of the longest row
-  const RankedRange* ranges;  // [rows]
+  const IndexRange* ranges;   // [rows], entries that are ranked
   const std::uint32_t* want;  // [groups]
   // Ada-KV: entries of a row at or above its ceiling are reserved already, but for `extra` that equal it. May be null.
   const std::int32_t* ceilings;  // [rows]
@@ -50,8 +47,8 @@ struct GroupArgs {
     return bins + (std::int64_t{pass} * groups() + group) * FixedDigits::bins;
   }
   // A chunk as a range of its row; empty past the row's end.
-  KVEVICT_HOST_DEVICE RankedRange chunk_of(index_t row, index_t at) const noexcept {
-    const RankedRange all = ranges[row];
+  KVEVICT_HOST_DEVICE IndexRange chunk_of(index_t row, index_t at) const noexcept {
+    const IndexRange all = ranges[row];
     const std::int64_t first = all.begin + std::int64_t{at} * chunk;
     return {static_cast<index_t>(min<std::int64_t>(all.end, first)),
             static_cast<index_t>(min<std::int64_t>(all.end, first + chunk))};
@@ -103,7 +100,7 @@ template <class Cta>
 KVEVICT_DEVICE void count_digits(Cta& cta, const GroupArgs& args, int pass, GroupShared& shared) {
   const index_t row = cta.block_y(), group = row / args.group_rows;
   const GroupState state = enter_pass(cta, args, pass, shared);
-  const RankedRange range = args.chunk_of(row, cta.block_x());
+  const IndexRange range = args.chunk_of(row, cta.block_x());
   const GroupKeys keys = group_keys(args, row);
   std::uint32_t* bins = args.pass_bins(pass, group);
   if (state.need == 0 && pass > 0) return;
@@ -140,7 +137,7 @@ template <class Cta>
 KVEVICT_DEVICE void count_chunk(Cta& cta, const GroupArgs& args, GroupShared& shared) {
   const index_t row = cta.block_y();
   const Threshold cut = cut_of(enter_pass(cta, args, FixedDigits::passes, shared));
-  const RankedRange range = args.chunk_of(row, cta.block_x());
+  const IndexRange range = args.chunk_of(row, cta.block_x());
   const GroupKeys keys = group_keys(args, row);
   std::uint32_t above = 0, equal = 0;
   for (std::int64_t i = std::int64_t{range.begin} + cta.thread(); i < range.end; i += cta.threads()) {
@@ -175,7 +172,7 @@ KVEVICT_DEVICE void write_chunk(Cta& cta, const LongRowArgs& args, GroupShared& 
     write_range(cta, 0, task.sinks, out);
     write_range(cta, task.tokens - task.newest, task.newest, out + task.kept - task.newest);
   }
-  const RankedRange range = args.group.chunk_of(row, at);
+  const IndexRange range = args.group.chunk_of(row, at);
   if (range.begin >= range.end) return;
   const Threshold cut = cut_of(*args.group.state(FixedDigits::passes, row));
   const ChunkCounts* counts = args.group.counts + std::int64_t{row} * args.group.chunks;
@@ -196,12 +193,12 @@ KVEVICT_DEVICE void write_chunk(Cta& cta, const LongRowArgs& args, GroupShared& 
 
 // First launch for long rows: what is ranked, and how much of it. Thread i of block x handles row x * threads + i.
 template <class Cta>
-KVEVICT_DEVICE void range_rows(Cta& cta, const LongRowArgs& args, RankedRange* ranges, std::uint32_t* want) {
+KVEVICT_DEVICE void range_rows(Cta& cta, const LongRowArgs& args, IndexRange* ranges, std::uint32_t* want) {
   const std::int64_t row = std::int64_t{cta.block_x()} * cta.threads() + cta.thread();
   if (row >= args.group.rows) return;
   const RowTask task = row_task(args.select, row);
   const bool all = task.kept == task.tokens;
-  ranges[row] = all ? RankedRange{0, 0} : RankedRange{task.sinks, task.tokens - task.newest};
+  ranges[row] = all ? IndexRange{0, 0} : IndexRange{task.sinks, task.tokens - task.newest};
   want[row] = all ? 0u : static_cast<std::uint32_t>(task.taken());
 }
 

@@ -5,7 +5,6 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/arithmetic.hpp"
-#include "kvevict/core/protect.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/select/ordered_key.hpp"
 
@@ -45,7 +44,6 @@ struct FixedDigits {
   }
 };
 
-// ---- errors ----
 // The first thing that went wrong on the device: the smallest (row, token), so that it does not depend on timing.
 // Row counts score rows in launch order; `fault` tells what it was.
 enum class Fault : std::uint32_t { none, nan_score, bad_plan };
@@ -62,37 +60,6 @@ KVEVICT_HOST_DEVICE constexpr std::int64_t row_of(unsigned long long word) noexc
 }
 KVEVICT_HOST_DEVICE constexpr index_t token_of(unsigned long long word) noexcept {
   return static_cast<index_t>(word & 0x7fffffffu);
-}
-
-// ---- rounding ----
-// What the floor cut off, in units of 1 / parts.
-KVEVICT_HOST_DEVICE constexpr std::int64_t share_remainder(std::int64_t whole, std::int64_t part,
-                                                           std::int64_t parts) noexcept {
-  __extension__ using wide = __int128;
-  return static_cast<std::int64_t>(static_cast<wide>(whole) * part % parts);
-}
-// Largest remainder: whether part i comes before part j when left-over rows are handed out.
-KVEVICT_HOST_DEVICE constexpr bool before_by_remainder(std::int64_t remainder_i, std::int64_t i,
-                                                       std::int64_t remainder_j, std::int64_t j) noexcept {
-  return remainder_i != remainder_j ? remainder_i > remainder_j : i < j;
-}
-
-// Ada-KV: rows of a head set aside before scores decide, where `total` rows go to `heads` heads: at most ceil(m / 2)
-// with protect=half, floor(m) with protect=full, m = total / heads.
-KVEVICT_HOST_DEVICE constexpr ProtectedRows set_aside(Protect protect, index_t tokens, std::int64_t total,
-                                                      std::int64_t heads) noexcept {
-  const std::int64_t cap =
-      protect.share == ProtectShare::half ? ceil_div(total, 2 * heads) : max<std::int64_t>(1, total / heads);
-  return protect_at_most(protect_asked(protect, tokens), static_cast<index_t>(min<std::int64_t>(cap, tokens)));
-}
-// Rows that every head keeps, max(1, floor(floor * m)), with the floor in millionths.
-KVEVICT_HOST_DEVICE constexpr std::int64_t ada_reserve(std::int64_t total, std::int64_t heads,
-                                                       std::int64_t millionths) noexcept {
-  return max<std::int64_t>(1, scaled_floor(total, millionths, heads * 1'000'000));
-}
-// Best scored rows that are reserved in a head on top of what was set aside.
-KVEVICT_HOST_DEVICE constexpr index_t ada_least(std::int64_t reserve, index_t tokens, ProtectedRows aside) noexcept {
-  return static_cast<index_t>(max<std::int64_t>(0, min<std::int64_t>(reserve, tokens) - aside.count()));
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI::cuda

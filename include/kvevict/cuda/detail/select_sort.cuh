@@ -72,16 +72,16 @@ void with_cub_memory(const cuda_exec& exec, Call&& call) {
 }  // namespace kernels
 
 // As select(), for rows * row_stride scores. Nothing waits.
-inline void select_by_sort(const cuda_exec& exec, const ScoredRows& in, const index_t* budgets, Protect protect,
-                           const std::int64_t* offsets, index_t* out, unsigned long long* error) {
+inline void select_by_sort(const cuda_exec& exec, const ScoredRows& in, const index_t* budgets,
+                           const HeadProtect* protections, const std::int64_t* offsets, index_t* out,
+                           unsigned long long* error) {
   if (in.rows == 0 || in.longest == 0) return;
   SelectArgs<float> args{};
   args.scores = in.scores;
   args.row_stride = in.row_stride;
   args.tokens = in.tokens;
   args.budgets = budgets;
-  args.protect = protect;
-  args.group_rows = 1;
+  args.protections = protections;
   args.offsets = offsets;
   args.out = out;
   args.error = error;

@@ -20,16 +20,12 @@ template <class T>
 struct SelectArgs {
   const T* scores;  // [rows][row_stride]
   std::int64_t row_stride;
-  const index_t* tokens;   // [rows]
-  const index_t* budgets;  // [rows]; rows to keep, protected ones included
-  Protect protect;
-  // Ada-KV: total rows of each group of `group_rows` rows; a row then protects no more than was set aside, or exactly
-  // that with `reserving`, which ranks what is reserved besides. May be null.
-  const std::int64_t* group_totals;
-  index_t group_rows;
-  bool reserving;
-  const std::int64_t* offsets;  // [rows + 1]; where the rows' indices begin; null: nothing is written
-  index_t* out;                 // [offsets[rows]]
+  const index_t* tokens;           // [rows]
+  const index_t* budgets;          // [rows]; rows to keep, protected ones included
+  const HeadProtect* protections;  // [rows]
+  bool reserving;                  // everything that is asked for is protected, and what is reserved besides is ranked
+  const std::int64_t* offsets;     // [rows + 1]; where the rows' indices begin; null: nothing is written
+  index_t* out;                    // [offsets[rows]]
   // Threshold of each row, [rows], and how many entries equal it beyond those taken; may be null.
   std::int32_t* cut_keys;
   index_t* ties_left;
@@ -54,14 +50,9 @@ struct RowTask {
 template <class T>
 KVEVICT_HOST_DEVICE RowTask row_task(const SelectArgs<T>& args, std::int64_t row) {
   const index_t tokens = args.tokens[row], kept = min(max<index_t>(0, args.budgets[row]), tokens);
-  Protect protect = args.protect;
-  if (args.group_totals) {
-    const ProtectedRows aside = set_aside(protect, tokens, args.group_totals[row / args.group_rows], args.group_rows);
-    if (args.reserving && kept < tokens) return {tokens, kept, aside.sinks, aside.newest};
-    protect.sinks = aside.sinks;
-    protect.window = aside.newest;
-  }
-  const ProtectedRows fixed = protect_within(protect, tokens, kept);
+  HeadProtect asked = args.protections[row];
+  if (args.reserving) asked.share = ProtectShare::full;
+  const ProtectedRows fixed = protect_within(asked, kept);
   return {tokens, kept, fixed.sinks, fixed.newest};
 }
 
@@ -262,6 +253,31 @@ KVEVICT_DEVICE void select_row(Cta& cta, const SelectArgs<T>& args, SelectShared
   const index_t ties_before = min(cut.ties, static_cast<index_t>(before.b_before));
   write_share(cta, keys, share, {cut.key, cut.ties - ties_before}, task.sinks,
               out + task.sinks + static_cast<index_t>(before.a_before) + ties_before);
+}
+
+// Where the rows of each head begin.
+struct OffsetArgs {
+  const index_t* tokens;   // [rows]
+  const index_t* budgets;  // [rows]
+  index_t rows;
+  std::int64_t* offsets;  // [rows + 1], from 0
+};
+struct OffsetShared {
+  BlockScratch scratch;
+};
+
+// One block: offsets of rows that keep min(budget, tokens) each.
+template <class Cta>
+KVEVICT_DEVICE void scan_offsets(Cta& cta, const OffsetArgs& args, OffsetShared& shared) {
+  std::int64_t done = 0;
+  if (cta.thread() == 0) args.offsets[0] = 0;
+  for (std::int64_t base = 0; base < args.rows; base += cta.threads()) {
+    const std::int64_t r = base + cta.thread();
+    const std::int64_t kept = r < args.rows ? min(max<index_t>(0, args.budgets[r]), args.tokens[r]) : 0;
+    const Scanned<std::int64_t> scanned = block_scan(cta, kept, shared.scratch);
+    if (r < args.rows) args.offsets[r + 1] = done + scanned.before + kept;
+    done += scanned.total;
+  }
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI::cuda

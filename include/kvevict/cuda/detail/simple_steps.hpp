@@ -1,5 +1,5 @@
-// Scorers that look at keys alone (norm, KeyDiff) or at nothing (position), and what they share with others: softmax of
-// a head's scores for Ada-KV, protect=score. Sixteen lanes take a row, 16 bytes each.
+// Scorers that look at keys alone (norm, KeyDiff) or at nothing (position), and protect=score. Sixteen lanes take a
+// row, 16 bytes each.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -227,42 +227,6 @@ KVEVICT_DEVICE void raise_sinks(Cta& cta, const RowArgs& args, index_t sinks) {
   const float value = key > -infinity_key && key < infinity_key ? score_of_key(key) + 1.f : 1.f;
   for (index_t i = cta.thread(); i < min(sinks, args.tokens[row]); i += cta.threads())
     args.out[row * args.stride + i] = value;
-}
-
-// Log of a row's softmax over its finite entries; infinities and NaN stay. Block x = row x. As detail::log_softmax of
-// allocate/flat.hpp.
-struct SoftmaxShared {
-  double sum[most_warps];
-  float most[most_warps];
-};
-KVEVICT_HOST_DEVICE constexpr bool is_finite(float x) noexcept {
-  return (kvevict::detail::bits_of(x) & 0x7f800000u) != 0x7f800000u;
-}
-template <class Cta>
-KVEVICT_DEVICE void log_softmax_row(Cta& cta, const RowArgs& args, SoftmaxShared& shared) {
-  const std::int64_t row = cta.block_x();
-  const index_t tokens = args.tokens[row];
-  const float* in = args.scores + row * args.stride;
-  float* out = args.out + row * args.stride;
-  float highest = kvevict::detail::float_of(0xff800000u);
-  for (index_t i = cta.thread(); i < tokens; i += cta.threads())
-    if (is_finite(in[i])) highest = max(highest, in[i]);
-  highest = warp_max(cta, highest);
-  if (cta.lane() == 0) shared.most[cta.warp()] = highest;
-  cta.sync();
-  highest = shared.most[0];
-  for (int w = 1; w < cta.warps(); ++w) highest = max(highest, shared.most[w]);
-  double sum = 0;
-  for (index_t i = cta.thread(); i < tokens; i += cta.threads())
-    if (is_finite(in[i])) sum += static_cast<double>(cta.exp(in[i] - highest));
-  sum = warp_sum(cta, sum);
-  if (cta.lane() == 0) shared.sum[cta.warp()] = sum;
-  cta.sync();
-  sum = shared.sum[0];
-  for (int w = 1; w < cta.warps(); ++w) sum += shared.sum[w];
-  const auto log_sum = static_cast<float>(cta.log(sum));
-  for (index_t i = cta.thread(); i < tokens; i += cta.threads())
-    out[i] = is_finite(in[i]) ? (in[i] - highest) - log_sum : in[i];
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI::cuda
