@@ -8,6 +8,7 @@
 #include <ostream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,9 @@ class Measure {
   CompareRow operator()(const NamedPolicy& named, const AskedBudget& asked) const {
     const auto& cache = dump_.cache();
     CompareRow row{dump_.name(), named.name, named.policy.specification(), asked.budget.description(), asked.retain};
-    const auto [tokens, row_bytes] = detail::rows_to_plan(cache);
+    const auto tokens = detail::tokens_of(cache);
+    const std::int64_t row_bytes =
+        bytes_per_row<typename std::remove_cvref_t<decltype(cache)>::element_type>(cache.shape());
     Audit audit;
     const GrantedBudget granted = asked.budget.resolve(tokens, row_bytes, 0, audit);
     row.total_asked = granted.total;

@@ -12,8 +12,8 @@
 
 #include "host_cta.hpp"
 #include "kvevict/cpu/score_heads.hpp"
-#include "kvevict/cpu/token_input.hpp"
 #include "kvevict/cpu/split_rows.hpp"
+#include "kvevict/cpu/token_input.hpp"
 #include "kvevict/cuda/detail/simple_steps.hpp"
 #include "kvevict/cuda/detail/split_steps.hpp"
 #include "kvevict/cuda/detail/token_weights.hpp"

@@ -197,7 +197,8 @@ void check_plan_of(const Case& c, const AnyPolicy& policy, const EvictionPlan& p
       CHECK(static_cast<index_t>(kept.size()) >= std::min(tokens, minimum));
       // Layer allocators may set aside less in a head than its final rows would protect.
       if (policy.allocator.kind() == AllocatorKind::layer) continue;
-      const auto rows = protect_within(policy.scorer.protection(), tokens, static_cast<index_t>(kept.size()));
+      const auto rows =
+          protect_within(protect_asked(policy.scorer.protection(), tokens), static_cast<index_t>(kept.size()));
       const auto keeps = [&](index_t row) { return std::binary_search(kept.begin(), kept.end(), row); };
       for (index_t r = 0; r < rows.sinks; ++r) CHECK(keeps(r));
       for (index_t r = tokens - rows.newest; r < tokens; ++r) CHECK(keeps(r));
@@ -263,8 +264,9 @@ bool check_case(Case& c) {
   CHECK(again.specification() == plan.specification);
   CHECK(same_rows(plan, planned(again, 1)));
   if (policy.layerwise()) {
-    const std::int64_t row_bytes = (std::int64_t{c.shape.head_dim_k} + c.shape.head_dim_v) * std::int64_t{sizeof(T)};
-    auto planner = policy.make_planner(c.shape, c.lengths, c.budget, row_bytes);
+    PlanOptions options;
+    options.row_bytes = bytes_per_row<T>(c.shape);
+    auto planner = policy.make_planner(c.shape, c.lengths, c.budget, options);
     for (const auto& o : world.observations()) (void)planner.layer(host_exec{1, nullptr}, o);
     CHECK(same_rows(plan, planner.finish(host_exec{1, nullptr})));
   }
