@@ -13,18 +13,6 @@
 
 namespace kvevict::inline KVEVICT_ABI {
 
-// Throws std::invalid_argument, naming `who`, unless the layer exists.
-inline void check_layer(std::string_view who, const CacheShape& shape, index_t layer) {
-  if (layer < 0 || layer >= shape.layers)
-    fail_argument(who, ": layer ", layer, " does not exist; 0 to ", shape.layers - 1, " do");
-}
-// The same for a layer and one of its KV heads.
-inline void check_head_index(std::string_view who, const CacheShape& shape, index_t layer, index_t head) {
-  check_layer(who, shape, layer);
-  if (head < 0 || head >= shape.kv_heads)
-    fail_argument(who, ": layer ", layer, " has no head ", head, "; 0 to ", shape.kv_heads - 1, " exist");
-}
-
 // Throws std::invalid_argument, naming `who`, layer, head and both numbers, unless the rows of one head are what the
 // cache says they are: as many key rows, value rows and positions as tokens, of the widths of its shape, and with a
 // newest position that another can follow. O(1).
@@ -48,6 +36,28 @@ requires(C::memory_space::host) void check_head(std::string_view who, const C& c
   constexpr index_t last = std::numeric_limits<index_t>::max() - 1;
   if (!positions.empty() && (positions.back() < 0 || positions.back() > last))
     fail("newest position ", positions.back(), "; 0 to ", last, " are legal");
+}
+
+// Throws std::invalid_argument where a row that is to be appended lies in the memory that appending may move.
+template <class T, class Inside>
+void check_foreign(std::string_view who, index_t layer, std::span<const Rows<const T>> keys,
+                   std::span<const Rows<const T>> values, Inside&& inside) {
+  for (std::size_t h = 0; h < keys.size(); ++h)
+    if (inside(keys[h].data) || inside(values[h].data))
+      fail_argument(who, layer, ", head ", h,
+                    ": the new rows lie in this cache, which moves as it grows; copy them first");
+}
+
+// Throws std::invalid_argument unless `next` follows every position that the cache holds.
+template <KVCacheView C>
+void check_renumbered(const C& cache, index_t next) {
+  const CacheShape shape = cache.shape();
+  if (next < 0) fail_argument("renumbered: next position ", next, "; 0 or later is legal");
+  for (index_t l = 0; l < shape.layers; ++l)
+    for (index_t h = 0; h < shape.kv_heads; ++h)
+      if (const auto p = cache.positions(l, h); !p.empty() && p.back() >= next)
+        fail_argument("renumbered: next position ", next, ", but layer ", l, ", head ", h, " holds a row at ",
+                      p.back());
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI

@@ -54,11 +54,11 @@ class DenseCache : private RaggedCache<T> {
   // Rows of each head of a layer.
   index_t tokens(index_t layer) const { return tokens(layer, 0); }
   // Rows from the begin of one head to the begin of the next, spare rows included.
-  std::int64_t head_stride(index_t layer) const { return this->at(layer).areas()[1]; }
+  std::int64_t head_stride(index_t layer) const { return this->at(layer, 0).areas()[1]; }
 
   // Throws std::invalid_argument, and changes nothing, also where the plan keeps unequal numbers of rows.
   void compact(const host_exec& exec, index_t layer, const LayerPlan& plan) {
-    this->check_layer(layer);
+    check_layer("compact", shape(), layer);
     check_plan(layer, this->at(layer).tokens(), plan);
     const index_t first = static_cast<index_t>(plan.keep.head(0).size());
     for (index_t h = 1; h < shape().kv_heads; ++h)
@@ -74,14 +74,20 @@ class DenseCache : private RaggedCache<T> {
         check_equal("truncate", l, rows_before(l, 0, position), h, rows_before(l, h, position));
     Base::truncate(position);
   }
-  void trim(index_t tokens) { truncate(next_position() - tokens); }
+  void trim(index_t tokens) {
+    if (tokens < 0 || tokens > next_position())
+      fail_argument("trim: ", tokens, " tokens; 0 to ", next_position(), " (the next position) are legal");
+    truncate(next_position() - tokens);
+  }
 
-  // What `rows` [layers * kv_heads] take here: every head of a layer is as long as its longest.
+  // What `rows` [layers * kv_heads] take here: every head of a layer is as long as its longest. Throws
+  // std::invalid_argument for rows of a part of a layer.
   static std::size_t bytes_for(const CacheShape& shape, std::span<const std::int64_t> rows) {
     const auto heads = static_cast<std::size_t>(shape.kv_heads);
+    check_whole_layers(shape, rows.size());
     std::int64_t sum = 0;
     for (std::size_t i = 0; i < rows.size(); i += heads) {
-      const auto layer = rows.subspan(i, std::min(heads, rows.size() - i));
+      const auto layer = rows.subspan(i, heads);
       sum += *std::max_element(layer.begin(), layer.end()) * shape.kv_heads;
     }
     return static_cast<std::size_t>(sum) * Base::row_bytes(shape);

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "kvevict/cache/check_view.hpp"
 #include "kvevict/cache/compact_rows.hpp"
 #include "kvevict/cache/concepts.hpp"
 #include "kvevict/cache/detail/page_buffer.hpp"
@@ -43,21 +44,30 @@ class PagedCache {
     next_.assign(static_cast<std::size_t>(shape.layers), 0);
   }
 
-  // A copy of the rows of any host cache of this element type. O(bytes).
+  // A copy of the rows of any host cache of this element type. Throws std::invalid_argument where what the view says of
+  // a head disagrees (check_head). O(bytes).
   template <KVCacheView V>
   requires(V::memory_space::host&& std::same_as<typename V::element_type, T> &&
-           !std::same_as<V, PagedCache>) explicit PagedCache(const V& view, index_t block_rows = default_block_rows)
+           !std::same_as<V, PagedCache>) explicit PagedCache(const V& view, const host_exec& exec = {},
+                                                             index_t block_rows = default_block_rows)
       : PagedCache(view.shape(), block_rows) {
     std::int64_t blocks = 0;
     for (index_t l = 0; l < shape_.layers; ++l)
-      for (index_t h = 0; h < shape_.kv_heads; ++h) blocks += blocks_for(view.tokens(l, h));
+      for (index_t h = 0; h < shape_.kv_heads; ++h) {
+        check_head("copy of a cache", view, l, h);
+        blocks += blocks_for(view.tokens(l, h));
+      }
     grow_pool(blocks);
     for (index_t l = 0; l < shape_.layers; ++l)
       for (index_t h = 0; h < shape_.kv_heads; ++h) {
         const auto p = view.positions(l, h);
-        add_rows(at(l, h), view.keys(l, h), view.values(l, h), p);
+        extend(at(l, h), p);
         if (!p.empty()) next_[static_cast<std::size_t>(l)] = std::max(next_[static_cast<std::size_t>(l)], p.back() + 1);
       }
+    parallel_for(exec, shape_.heads_total(), [&](std::int64_t i) {
+      const auto l = static_cast<index_t>(i / shape_.kv_heads), h = static_cast<index_t>(i % shape_.kv_heads);
+      copy_rows(at(l, h), 0, view.keys(l, h), view.values(l, h));
+    });
     if constexpr (requires {
                     { view.next_position() } -> std::same_as<index_t>;
                   })
@@ -96,7 +106,7 @@ class PagedCache {
   // the pool is free then, it shrinks to the blocks in use. Throws std::invalid_argument, and changes nothing, where
   // the plan does not fit the layer. O(bytes of kept rows), amortised.
   void compact(const host_exec& exec, index_t layer, const LayerPlan& plan) {
-    check_layer(layer);
+    check_layer("compact", shape_, layer);
     std::vector<index_t> before(static_cast<std::size_t>(shape_.kv_heads));
     for (index_t h = 0; h < shape_.kv_heads; ++h) before[static_cast<std::size_t>(h)] = tokens(layer, h);
     check_plan(layer, before, plan);
@@ -115,12 +125,14 @@ class PagedCache {
   }
 
   // Adds rows behind each head: keys and values [kv_heads] of [positions][dim]. Positions ascend, from the layer's next
-  // position on. Amortised O(bytes of new rows). The new rows must not lie in this cache.
+  // position on. Amortised O(bytes of new rows). The new rows must not lie in this cache: that is an error.
   void append(const host_exec&, index_t layer, std::span<const Rows<const T>> keys,
               std::span<const Rows<const T>> values, std::span<const index_t> positions) {
-    check_layer(layer);
+    check_layer("append", shape_, layer);
     check_append<T>(layer, shape_, next_[static_cast<std::size_t>(layer)], keys, values, positions);
     if (positions.empty()) return;
+    check_foreign("append to layer ", layer, keys, values,
+                  [&](const void* p) { return keys_.contains(p) || values_.contains(p); });
     std::int64_t missing = -static_cast<std::int64_t>(free_.size());
     for (index_t h = 0; h < shape_.kv_heads; ++h) {
       const Head& head = at(layer, h);
@@ -128,8 +140,12 @@ class PagedCache {
                  static_cast<std::int64_t>(head.blocks.size());
     }
     if (missing > 0) grow_pool(std::max(missing, static_cast<std::int64_t>(pool_blocks() / 4)));
-    for (index_t h = 0; h < shape_.kv_heads; ++h)
-      add_rows(at(layer, h), keys[static_cast<std::size_t>(h)], values[static_cast<std::size_t>(h)], positions);
+    for (index_t h = 0; h < shape_.kv_heads; ++h) {
+      Head& head = at(layer, h);
+      const std::int64_t first = tokens(head);
+      extend(head, positions);
+      copy_rows(head, first, keys[static_cast<std::size_t>(h)], values[static_cast<std::size_t>(h)]);
+    }
     next_[static_cast<std::size_t>(layer)] = positions.back() + 1;
   }
 
@@ -151,10 +167,16 @@ class PagedCache {
   }
 
   // Drops the newest `tokens` positions, whichever heads still hold them.
-  void trim(index_t tokens) { truncate(next_position() - tokens); }
+  void trim(index_t tokens) {
+    if (tokens < 0 || tokens > next_position())
+      fail_argument("trim: ", tokens, " tokens; 0 to ", next_position(), " (the next position) are legal");
+    truncate(next_position() - tokens);
+  }
 
-  // Says where the next token goes after positions were rewritten (mutable_positions).
+  // Says where the next token goes after positions were rewritten (mutable_positions). Throws std::invalid_argument
+  // where a row lies at that position or later.
   void renumbered(index_t next_position) {
+    check_renumbered(*this, next_position);
     next_position_ = next_position;
     std::fill(next_.begin(), next_.end(), next_position);
   }
@@ -206,9 +228,6 @@ class PagedCache {
     return (static_cast<std::size_t>(s.head_dim_k) + static_cast<std::size_t>(s.head_dim_v)) * sizeof(T);
   }
   static index_t tokens(const Head& head) { return static_cast<index_t>(head.positions.size()); }
-  void check_layer(index_t layer) const {
-    if (layer < 0 || layer >= shape_.layers) fail_argument("cache: layer ", layer, " of ", shape_.layers);
-  }
   std::int64_t blocks_for(std::int64_t rows) const { return (rows + block_rows_ - 1) / block_rows_; }
   std::size_t key_bytes(std::int64_t blocks) const {
     return static_cast<std::size_t>(blocks * block_rows_ * shape_.head_dim_k) * sizeof(T);
@@ -216,8 +235,14 @@ class PagedCache {
   std::size_t value_bytes(std::int64_t blocks) const {
     return static_cast<std::size_t>(blocks * block_rows_ * shape_.head_dim_v) * sizeof(T);
   }
-  Head& at(index_t layer, index_t head) { return heads_[static_cast<std::size_t>(shape_.at(layer, head))]; }
-  const Head& at(index_t layer, index_t head) const { return heads_[static_cast<std::size_t>(shape_.at(layer, head))]; }
+  Head& at(index_t layer, index_t head) {
+    check_head_index("cache", shape_, layer, head);
+    return heads_[static_cast<std::size_t>(shape_.at(layer, head))];
+  }
+  const Head& at(index_t layer, index_t head) const {
+    check_head_index("cache", shape_, layer, head);
+    return heads_[static_cast<std::size_t>(shape_.at(layer, head))];
+  }
 
   template <class E, class Byte>
   Rows<E> rows(Byte* pool, const Head& head, index_t cols) const {
@@ -248,13 +273,14 @@ class PagedCache {
     }
   }
 
-  // Writes rows behind those of a head; the pool has the blocks.
-  void add_rows(Head& head, const Rows<const T>& keys, const Rows<const T>& values,
-                std::span<const index_t> positions) {
-    const auto first = static_cast<std::int64_t>(head.positions.size());
+  // Room for rows at these positions behind those of a head; the pool has the blocks.
+  void extend(Head& head, std::span<const index_t> positions) {
     head.positions.insert(head.positions.end(), positions.begin(), positions.end());
     for (auto n = static_cast<std::size_t>(blocks_for(tokens(head))); head.blocks.size() < n; free_.pop_back())
       head.blocks.push_back(free_.back());
+  }
+  // Writes rows from row `first` of a head on.
+  void copy_rows(const Head& head, std::int64_t first, const Rows<const T>& keys, const Rows<const T>& values) {
     const auto copy = [&](const Rows<T>& to, const Rows<const T>& from) {
       for (std::int64_t r = 0; r < from.rows; ++r) {
         const T* source = from.row(r);

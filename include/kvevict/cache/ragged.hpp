@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "kvevict/cache/check_view.hpp"
 #include "kvevict/cache/concepts.hpp"
 #include "kvevict/cache/detail/layer_rows.hpp"
 #include "kvevict/core/error.hpp"
@@ -34,7 +35,8 @@ class RaggedCache {
     for (index_t l = 0; l < shape.layers; ++l) layers_.emplace_back(l, shape);
   }
 
-  // A copy of the rows of any host cache of this element type, whatever their strides or blocks. O(bytes).
+  // A copy of the rows of any host cache of this element type, whatever their strides or blocks. Throws
+  // std::invalid_argument where what the view says of a head disagrees (check_head). O(bytes).
   template <KVCacheView V>
   requires(V::memory_space::host&& std::same_as<typename V::element_type, T> &&
            !std::same_as<V, RaggedCache>) explicit RaggedCache(const V& view, const host_exec& exec = {})
@@ -47,10 +49,10 @@ class RaggedCache {
   }
 
   CacheShape shape() const noexcept { return shape_; }
-  index_t tokens(index_t layer, index_t head) const { return at(layer).tokens()[static_cast<std::size_t>(head)]; }
-  Rows<const T> keys(index_t layer, index_t head) const& { return at(layer).keys(head); }
-  Rows<const T> values(index_t layer, index_t head) const& { return at(layer).values(head); }
-  std::span<const index_t> positions(index_t layer, index_t head) const& { return at(layer).positions(head); }
+  index_t tokens(index_t layer, index_t head) const { return at(layer, head).tokens()[static_cast<std::size_t>(head)]; }
+  Rows<const T> keys(index_t layer, index_t head) const& { return at(layer, head).keys(head); }
+  Rows<const T> values(index_t layer, index_t head) const& { return at(layer, head).values(head); }
+  std::span<const index_t> positions(index_t layer, index_t head) const& { return at(layer, head).positions(head); }
 
   // No views of a temporary.
   Rows<const T> keys(index_t, index_t) const&& = delete;
@@ -58,29 +60,33 @@ class RaggedCache {
   std::span<const index_t> positions(index_t, index_t) const&& = delete;
 
   // Rows and positions to write to, for what changes them in place (re-rotating keys). Positions must stay ascending.
-  Rows<T> mutable_keys(index_t layer, index_t head) & { return at(layer).keys(head); }
-  Rows<T> mutable_values(index_t layer, index_t head) & { return at(layer).values(head); }
-  std::span<index_t> mutable_positions(index_t layer, index_t head) & { return at(layer).positions(head); }
+  Rows<T> mutable_keys(index_t layer, index_t head) & { return at(layer, head).keys(head); }
+  Rows<T> mutable_values(index_t layer, index_t head) & { return at(layer, head).values(head); }
+  std::span<index_t> mutable_positions(index_t layer, index_t head) & { return at(layer, head).positions(head); }
 
   // Keeps the rows that the plan names, in all heads of a layer at once, merges first. Throws std::invalid_argument,
   // and changes nothing, where the plan does not fit the layer. O(bytes of kept rows); allocates nothing that grows
   // with the rows.
   void compact(const host_exec& exec, index_t layer, const LayerPlan& plan) {
-    check_layer(layer);
+    check_layer("compact", shape_, layer);
     check_plan(layer, at(layer).tokens(), plan);
     at(layer).compact(exec, plan);
   }
 
   // Adds rows behind each head: keys and values [kv_heads] of [positions][dim]. Positions ascend, from the layer's next
-  // position on. Amortised O(bytes of new rows). The new rows must not lie in this cache.
+  // position on. Amortised O(bytes of new rows). The new rows must not lie in this layer: that is an error.
   void append(const host_exec& exec, index_t layer, std::span<const Rows<const T>> keys,
               std::span<const Rows<const T>> values, std::span<const index_t> positions) {
-    check_layer(layer);
+    check_layer("append", shape_, layer);
     at(layer).append(exec, keys, values, positions);
   }
 
-  // Makes room for `rows` more rows in each head of a layer, exactly.
-  void reserve(index_t layer, index_t rows) { at(layer).reserve(rows, true); }
+  // Makes room for `rows` more rows in each head of a layer, exactly. Throws std::invalid_argument where that is
+  // negative, or more than a head or the address space can hold.
+  void reserve(index_t layer, index_t rows) {
+    check_layer("reserve", shape_, layer);
+    at(layer).reserve(rows, true);
+  }
 
   // Position of the next token: one past the newest that any layer has seen, kept or not.
   index_t next_position() const {
@@ -99,10 +105,16 @@ class RaggedCache {
   }
 
   // Drops the newest `tokens` positions, whichever heads still hold them.
-  void trim(index_t tokens) { truncate(next_position() - tokens); }
+  void trim(index_t tokens) {
+    if (tokens < 0 || tokens > next_position())
+      fail_argument("trim: ", tokens, " tokens; 0 to ", next_position(), " (the next position) are legal");
+    truncate(next_position() - tokens);
+  }
 
-  // Says where the next token goes after positions were rewritten (mutable_positions).
+  // Says where the next token goes after positions were rewritten (mutable_positions). Throws std::invalid_argument
+  // where a row lies at that position or later.
   void renumbered(index_t next_position) {
+    check_renumbered(*this, next_position);
     next_position_ = next_position;
     for (auto& layer : layers_) layer.next_position(next_position);
   }
@@ -132,11 +144,17 @@ class RaggedCache {
   }
 
  protected:
-  void check_layer(index_t layer) const {
-    if (layer < 0 || layer >= shape_.layers) fail_argument("cache: layer ", layer, " of ", shape_.layers);
-  }
   const detail::LayerRows<T>& at(index_t layer) const { return layers_[static_cast<std::size_t>(layer)]; }
   detail::LayerRows<T>& at(index_t layer) { return layers_[static_cast<std::size_t>(layer)]; }
+  // The same for indices that come from outside.
+  const detail::LayerRows<T>& at(index_t layer, index_t head) const {
+    check_head_index("cache", shape_, layer, head);
+    return at(layer);
+  }
+  detail::LayerRows<T>& at(index_t layer, index_t head) {
+    check_head_index("cache", shape_, layer, head);
+    return at(layer);
+  }
   static std::size_t row_bytes(const CacheShape& s) {
     return (static_cast<std::size_t>(s.head_dim_k) + static_cast<std::size_t>(s.head_dim_v)) * sizeof(T);
   }

@@ -14,7 +14,8 @@ class Audit {
   void add(const Parts&... parts) {
     entries_.push_back(joined_text(parts...));
   }
-  const std::vector<std::string>& entries() const noexcept { return entries_; }
+  const std::vector<std::string>& entries() const& noexcept { return entries_; }
+  std::vector<std::string> entries() && { return std::move(entries_); }
 
  private:
   std::vector<std::string> entries_;

@@ -1,6 +1,8 @@
 // The shape of a KV cache, and the integer type that counts its rows.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "kvevict/core/error.hpp"
 
@@ -31,6 +33,24 @@ inline void check_shape(const CacheShape& s) {
                   s.head_dim_k, ", head_dim_v ", s.head_dim_v, "; each must be at least 1");
   if (s.q_heads % s.kv_heads != 0)
     fail_argument("CacheShape: ", s.q_heads, " query heads do not divide evenly over ", s.kv_heads, " KV heads");
+}
+
+// Throws std::invalid_argument, naming `who`, unless the layer exists.
+inline void check_layer(std::string_view who, const CacheShape& shape, index_t layer) {
+  if (layer < 0 || layer >= shape.layers)
+    fail_argument(who, ": layer ", layer, " does not exist; 0 to ", shape.layers - 1, " do");
+}
+// The same for a layer and one of its KV heads.
+inline void check_head_index(std::string_view who, const CacheShape& shape, index_t layer, index_t head) {
+  check_layer(who, shape, layer);
+  if (head < 0 || head >= shape.kv_heads)
+    fail_argument(who, ": layer ", layer, " has no head ", head, "; 0 to ", shape.kv_heads - 1, " exist");
+}
+
+// Throws std::invalid_argument unless `entries` numbers, one a head, are those of whole layers.
+inline void check_whole_layers(const CacheShape& shape, std::size_t entries) {
+  if (entries % static_cast<std::size_t>(shape.kv_heads) != 0)
+    fail_argument(entries, " numbers of rows are no whole layers of ", shape.kv_heads, " heads");
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI

@@ -289,8 +289,9 @@ class CudaDenseCache : public CudaCache<T> {
   // What `rows` [layers * kv_heads] take here: every head of a layer is as long as its longest.
   static std::size_t bytes_for(const CacheShape& shape, std::span<const std::int64_t> rows) {
     const auto heads = static_cast<std::size_t>(shape.kv_heads);
+    check_whole_layers(shape, rows.size());
     std::int64_t sum = 0;
-    for (std::size_t i = 0; i + heads <= rows.size(); i += heads)
+    for (std::size_t i = 0; i < rows.size(); i += heads)
       sum += *std::max_element(rows.begin() + static_cast<std::ptrdiff_t>(i),
                                rows.begin() + static_cast<std::ptrdiff_t>(i + heads)) *
              shape.kv_heads;

@@ -8,6 +8,7 @@
 
 #include "kvevict/core/audit.hpp"
 #include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/plan/layer_plan.hpp"
 
@@ -27,15 +28,19 @@ struct EvictionPlan {
 
   std::int64_t rows_kept() const noexcept { return static_cast<std::int64_t>(indices.size()); }
 
-  // Kept rows of one head.
-  std::span<const index_t> head(index_t layer, index_t head) const {
+  // Kept rows of one head. Throws std::invalid_argument where the plan has no such layer or head.
+  std::span<const index_t> head(index_t layer, index_t head) const& {
+    check_index(layer, head);
     const auto i = static_cast<std::size_t>(layer) * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head);
     return std::span(indices).subspan(static_cast<std::size_t>(offsets[i]),
                                       static_cast<std::size_t>(offsets[i + 1] - offsets[i]));
   }
 
-  // One layer, as a cache compacts it. Valid while the plan lives and is not changed.
-  LayerPlan layer(index_t layer) const {
+  std::span<const index_t> head(index_t, index_t) const&& = delete;
+
+  // One layer, as a cache compacts it. Valid while the plan lives and is not changed. Throws as head() does.
+  LayerPlan layer(index_t layer) const& {
+    check_index(layer, 0);
     const auto h = static_cast<std::size_t>(heads), first = static_cast<std::size_t>(layer) * h;
     LayerPlan out{{std::span(offsets).subspan(first, h + 1), indices}, {}};
     if (!merge_offsets.empty())
@@ -43,10 +48,17 @@ struct EvictionPlan {
                                              static_cast<std::size_t>(merge_offsets[first + h] - merge_offsets[first]));
     return out;
   }
+  LayerPlan layer(index_t) const&& = delete;
+
+ private:
+  void check_index(index_t layer, index_t head) const {
+    if (layer < 0 || layer >= layers || head < 0 || head >= heads)
+      fail_argument("plan: no layer ", layer, ", head ", head, "; it is for ", layers, " layers of ", heads, " heads");
+  }
 };
 
 // Equal plans keep the same rows; where they came from does not matter.
-inline bool same_rows(const EvictionPlan& a, const EvictionPlan& b) {
+[[nodiscard]] inline bool same_rows(const EvictionPlan& a, const EvictionPlan& b) {
   return a.layers == b.layers && a.heads == b.heads && a.offsets == b.offsets && a.indices == b.indices;
 }
 

@@ -115,7 +115,7 @@ TEST_CASE_TEMPLATE("U45: rows and positions are copied bit for bit from any view
   CHECK(cache.bytes_reserved() >= cache.bytes_live());
 
   // Blocks, and columns that lie apart.
-  const PagedCache<T> paged(source, 4);
+  const PagedCache<T> paged(source, host_exec{}, 4);
   if constexpr (!std::same_as<C, PagedCache<T>>) CHECK(same_rows(C(paged), source));
   struct Transposed : RandomRows<T> {
     std::vector<T> t;
@@ -195,7 +195,7 @@ TEST_CASE_TEMPLATE("a bad plan names layer and head, and changes nothing", C, EA
   CHECK(says(attempt({0, 1, 2, 3}, {0, 0, 0}, {{2, 0, 0, 1.f}}), "head 2: merge from row 0"));
   CHECK(says(attempt({0, 1, 2, 3}, {0, 0, 0}, {{2, 1, 2, 1.f}}), "head 2: merge into row 2"));
   CHECK(says(attempt({0, 1, 2, 3}, {0, 0, 0}, {{2, 1, 0, -1.f}}), "has weight -1"));
-  CHECK(says(error_of([&] { cache.compact(host_exec{}, 2, {}); }), "layer 2 of 2"));
+  CHECK(says(error_of([&] { cache.compact(host_exec{}, 2, {}); }), "layer 2 does not exist; 0 to 1"));
 }
 
 TEST_CASE_TEMPLATE("merges make the kept value a weighted mean before rows are dropped", C, EACH_CACHE) {
@@ -249,7 +249,7 @@ TEST_CASE_TEMPLATE("U38: trimming counts positions, not rows that are left", C, 
   CHECK(cache.positions(0, 0)[0] == 16);
   CHECK(cache.next_position() == 17);
   CHECK(says(error_of([&] { cache.truncate(18); }), "position 18; the next position is 17"));
-  CHECK(says(error_of([&] { cache.trim(18); }), "position -1"));
+  CHECK(says(error_of([&] { cache.trim(18); }), "18 tokens; 0 to 17"));
 }
 
 TEST_CASE_TEMPLATE("U42: several probes start from the same compressed cache", C, EACH_CACHE) {
@@ -292,7 +292,7 @@ TEST_CASE_TEMPLATE("appending checks heads, widths and positions before it write
   CHECK(says(error_of([&] { cache.append(host_exec{}, 1, more.keys(), more.values(), std::vector<index_t>{4}); }),
              "layer 1, head 0: 2 key and 2 value rows for 1 positions"));
   CHECK(says(error_of([&] { cache.append(host_exec{}, 7, more.keys(), more.values(), more.positions()); }),
-             "layer 7 of 2"));
+             "layer 7 does not exist; 0 to 1"));
   CHECK(same_rows(cache, before));
   CHECK(cache.next_position() == 4);
 }

@@ -31,7 +31,7 @@ bool tables_are_sound(const PagedCache<T>& cache) {
 }  // namespace
 
 TEST_CASE("U39: a block table per head, and emptied blocks return to the pool") {
-  PagedCache<float> cache(RandomRows<float>(shape, {11, 7}, 1), 4);
+  PagedCache<float> cache(RandomRows<float>(shape, {11, 7}, 1), host_exec{}, 4);
   CHECK(cache.block_table(0, 0).size() == 3);
   CHECK(cache.block_table(0, 1).size() == 2);
   CHECK(cache.free_blocks() == 0);
@@ -59,7 +59,7 @@ TEST_CASE("U39: a block table per head, and emptied blocks return to the pool") 
 
 TEST_CASE("a pool of which more than half is free shrinks, and rows stay what they were") {
   const CacheShape layers{.layers = 3, .kv_heads = 2, .q_heads = 2, .head_dim_k = 3, .head_dim_v = 4};
-  const PagedCache<fp16_t> full(RandomRows<fp16_t>(layers, ragged_lengths(layers, 40, 60, 2), 3), 4);
+  const PagedCache<fp16_t> full(RandomRows<fp16_t>(layers, ragged_lengths(layers, 40, 60, 2), 3), host_exec{}, 4);
   auto cache = full;
   std::vector<OwnedKeep> keeps;
   for (index_t l = 0; l < 3; ++l) {

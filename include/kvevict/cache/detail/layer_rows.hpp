@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <vector>
 
+#include "kvevict/cache/check_view.hpp"
 #include "kvevict/cache/compact_rows.hpp"
 #include "kvevict/cache/concepts.hpp"
 #include "kvevict/cache/detail/page_buffer.hpp"
@@ -84,6 +86,7 @@ class LayerRows {
     const index_t heads = shape_.kv_heads;
     for (index_t h = 0; h < heads; ++h) {
       const auto i = static_cast<std::size_t>(h);
+      check_head("copy of a cache", view, layer_, h);
       tokens_[i] = view.tokens(layer_, h);
       first_[i + 1] = first_[i] + tokens_[i];
     }
@@ -99,6 +102,10 @@ class LayerRows {
   // Room for `more` rows in each head. Grows all heads at once, by a quarter of their mean where little is asked for,
   // so that single appends move a layer O(log rows) times. A request that doubles the layer is met exactly.
   void reserve(index_t more, bool exactly) {
+    for (std::size_t h = 0; h < tokens_.size(); ++h)
+      if (more < 0 || more > std::numeric_limits<index_t>::max() - tokens_[h])
+        fail_argument("reserve in layer ", layer_, ", head ", h, ": ", more, " more rows; 0 to ",
+                      std::numeric_limits<index_t>::max() - tokens_[h], " are legal");
     bool fits = true;
     for (std::size_t h = 0; h < tokens_.size(); ++h) fits = fits && tokens_[h] + std::int64_t{more} <= area(h);
     if (fits) return;
@@ -113,6 +120,8 @@ class LayerRows {
               std::span<const index_t> positions) {
     check_append<T>(layer_, shape_, next_position_, keys, values, positions);
     if (positions.empty()) return;
+    check_foreign("append to layer ", layer_, keys, values,
+                  [&](const void* p) { return key_rows_.contains(p) || value_rows_.contains(p); });
     const auto more = static_cast<index_t>(positions.size());
     reserve(more, false);
     parallel_for(threads_for(exec, std::int64_t{more} * shape_.kv_heads), shape_.kv_heads, [&](std::int64_t i) {
@@ -194,6 +203,7 @@ class LayerRows {
     return offset(rows, row_bytes) < parallel_from_bytes ? host_exec{1, nullptr} : exec;
   }
   void resize_buffers() {
+    check_size(first_);
     for (auto [buffer, row_bytes] : buffers()) buffer->resize(offset(first_.back(), row_bytes));
   }
   void copy_head(index_t h, std::int64_t row, const Rows<const T>& keys, const Rows<const T>& values,
@@ -205,8 +215,17 @@ class LayerRows {
     std::memcpy(positions_.data() + offset(to, sizeof(index_t)), positions.data(), positions.size_bytes());
   }
 
+  // All rows of the layer must have an address.
+  void check_size(const std::vector<std::int64_t>& first) {
+    for (auto [buffer, row_bytes] : buffers())
+      if (static_cast<std::size_t>(first.back()) > std::numeric_limits<std::ptrdiff_t>::max() / row_bytes)
+        fail_argument("layer ", layer_, ": ", first.back(), " rows of ", row_bytes,
+                      " bytes are more than can be addressed");
+  }
+
   // Larger areas: the last head moves first.
   void grow(std::vector<std::int64_t> first) {
+    check_size(first);
     for (auto [buffer, row_bytes] : buffers()) buffer->resize(offset(first.back(), row_bytes));
     for (auto [buffer, row_bytes] : buffers())
       for (std::size_t h = tokens_.size(); h-- > 0;)

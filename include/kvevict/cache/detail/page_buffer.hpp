@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -38,6 +39,10 @@ class PageBuffer {
   std::byte* data() noexcept { return data_; }
   const std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
+  bool contains(const void* p) const noexcept {
+    const auto at = reinterpret_cast<std::uintptr_t>(p), first = reinterpret_cast<std::uintptr_t>(data_);
+    return at >= first && at - first < size_;
+  }
   // Bytes that are really held: whole pages where mapped.
   std::size_t reserved() const noexcept { return held(size_); }
 
