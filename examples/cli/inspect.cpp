@@ -91,7 +91,7 @@ std::string describe_lkv(const std::string& path) {
 std::string describe_training(const std::string& path) {
   const Safetensors file(path);
   const Metadata meta(file);
-  meta.require_format("kvevict-lkv-training", "1");
+  meta.require_format("kvevict-lkv-training", "2");
   return joined_text("a training of LKV after ", meta.count("steps_done", 0), " steps, to go on with\n");
 }
 

@@ -45,7 +45,7 @@ std::string line(const TrainingStep& s, const LkvRecipe& recipe, double left) {
   return joined_text("step ", s.step + 1, '/', recipe.steps, "  tau ", fixed(s.temperature, 4), "  retain ",
                      fixed(s.retain, 3), "  KL ", fixed(s.kl, 4), "  hidden ", fixed(s.hidden, 3), "  |g| ",
                      fixed(s.gradient_norm, 2), "  score std ", fixed(s.score_deviation, 2), "  ratios ",
-                     fixed(s.least_ratio, 3), "..", fixed(s.largest_ratio, 3), "  empty heads ", s.empty_heads, "  ",
+                     fixed(s.min_ratio, 3), "..", fixed(s.max_ratio, 3), "  empty heads ", s.empty_heads, "  ",
                      s.context_tokens, " tokens  ", fixed(left, 0), " s left\n");
 }
 
@@ -109,7 +109,7 @@ void train_lkv(const Common& common, const TrainLkvOptions& options) {
     const std::int64_t done = trainer.steps_done();
     if (done % options.report == 0 || done == 1 || trainer.finished())
       say(line(s, recipe, seconds() / static_cast<double>(done - first) * static_cast<double>(recipe.steps - done)));
-    if (options.check > 0 && trainer.contexts_apart() > 0 && (done % options.check == 0 || trainer.finished())) {
+    if (options.check > 0 && trainer.contexts_held_out() > 0 && (done % options.check == 0 || trainer.finished())) {
       const DistillationLoss hard = trainer.hard_loss(recipe.retain_end);
       say(joined_text("  hard loss at retain ", fixed(recipe.retain_end, 3), ": KL ", fixed(hard.kl, 4), "  hidden ",
                       fixed(hard.hidden, 3), '\n'));

@@ -24,7 +24,8 @@ namespace kvevict::inline KVEVICT_ABI {
 
 // Scores of all heads of one layer by their networks, float32. net(head) gives a head's TokenNet<const float>.
 // out: [kv_heads][most tokens of a head]. O(tokens * inputs * hidden), memory independent of the number of tokens.
-// Scores are the same for any number of threads, bit for bit.
+// Scores are the same for any number of threads, bit for bit; between builds and backends they differ by at most 1e-5
+// of the head's largest score, and agree on which are NaN.
 template <class T, class NetOf>
 void token_scores(const host_exec& exec, const LayerObservation<T>& o, TokenInput input, NetOf&& net,
                   Matrix<float> out) {
@@ -62,7 +63,7 @@ void token_scores(const host_exec& exec, const LayerObservation<T>& o, TokenInpu
       token_inputs(o.keys[at], o.values[at], o.positions[at], frame, first, count, x);
       std::fill(x + std::int64_t{count} * n.inputs, x + std::int64_t{tiled} * n.inputs, 0.f);
       detail::token_block_scores(n, weights, x, tiled, memory, scores);
-      std::copy(scores, scores + count, out.row(head) + first);
+      std::transform(scores, scores + count, out.row(head) + first, finite_or_nan);
     }
   });
 }

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "kvevict/config.hpp"
 #include "kvevict/core/parameters.hpp"
 #include "kvevict/core/shape.hpp"
 
@@ -37,6 +38,12 @@ struct TokenInput {
 inline std::array<float, 2> distance_features(index_t distance) noexcept {
   const auto d = static_cast<float>(distance);
   return {0.5f * std::log1p(d) - 2.f, 3.f * std::exp(-d / 16.f)};
+}
+
+// A score as it is given out: one that is no finite number, because an element of its row is none or because a sum
+// overflowed, is NaN in every build and on every backend, so that a planner names the row.
+KVEVICT_HOST_DEVICE constexpr float finite_or_nan(float score) noexcept {
+  return score - score == 0.f ? score : score - score;
 }
 
 // Weights of one head, or their gradients (T not const).

@@ -11,7 +11,7 @@
 #include "kvevict/core/half.hpp"
 #include "kvevict/core/rows.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/metrics/reference.hpp"
+#include "kvevict/metrics/attention_query.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 

@@ -71,7 +71,7 @@ class LkvLayout {
 template <std::floating_point T>
 std::vector<T> initial_parameters(const LkvLayout& layout, std::uint64_t seed) {
   std::vector<T> p(layout.size(), T(0));
-  const CounterRandom random(seed, 1);
+  const CounterRandom random(seed, parameter_stream);
   std::uint64_t counter = 0;
   const auto fill = [&](T* first, std::int64_t count, double scale) {
     for (std::int64_t i = 0; i < count; ++i) first[i] = static_cast<T>(scale * random.normal(counter++));

@@ -8,6 +8,9 @@
 
 namespace kvevict::inline KVEVICT_ABI {
 
+// What random numbers are drawn for; numbers of different streams are independent.
+inline constexpr std::uint64_t parameter_stream = 1, draw_stream = 2, noise_stream = 3;
+
 // Independent random bits and numbers of one purpose.
 class CounterRandom {
  public:

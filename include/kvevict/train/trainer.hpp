@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -27,6 +28,7 @@
 #include "kvevict/core/exec.hpp"
 #include "kvevict/core/parallel.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/io/digest.hpp"
 #include "kvevict/io/fields.hpp"
 #include "kvevict/io/safetensors.hpp"
 #include "kvevict/io/tasks.hpp"
@@ -47,13 +49,23 @@ namespace kvevict::inline KVEVICT_ABI {
 struct TrainingStep {
   std::int64_t step = 0;  // from 0
   double temperature = 0, retain = 0, rate = 0;
-  double kl = 0, hidden = 0;   // soft loss, before the step
-  double gradient_norm = 0;    // before clipping
-  double score_deviation = 0;  // of raw scores; noise has 1.28
-  double least_ratio = 0, largest_ratio = 0;
-  index_t empty_heads = 0;  // most of a context
+  double kl = 0, hidden = 0;            // soft loss, before the step
+  double gradient_norm = 0;             // before clipping
+  double score_deviation = 0;           // of raw scores; noise has 1.28
+  double min_ratio = 0, max_ratio = 0;  // retention of a head
+  index_t empty_heads = 0;              // in the context that has the most of them
   index_t context_tokens = 0;
 };
+
+namespace detail {
+// Of the numbers in a state: a file that was damaged after it was written is told by it.
+inline std::string state_digest(std::int64_t steps, std::initializer_list<std::span<const float>> tensors) {
+  Xxh64 hash;
+  hash.update(std::as_bytes(std::span(&steps, 1)));
+  for (const auto t : tensors) hash.update(std::as_bytes(t));
+  return std::to_string(hash.value());
+}
+}  // namespace detail
 
 class LkvTrainer {
  public:
@@ -83,10 +95,10 @@ class LkvTrainer {
   // One step. Throws std::domain_error naming step and tensor where a number is not finite; the weights are then as
   // before the step.
   TrainingStep step();
-  // Contexts that were set apart to measure on.
-  std::size_t contexts_apart() { return set_.apart().size(); }
-  // Losses of inference at a retention, without noise, on the contexts that were set apart: KL and hidden states; NaN
-  // where there are none.
+  // Contexts that are held out to measure on.
+  std::size_t contexts_held_out() { return set_.held_out().size(); }
+  // Losses of inference at a retention, without noise, on the held-out contexts: KL and hidden states; NaN where there
+  // are none.
   DistillationLoss hard_loss(double retain);
 
   // Weights for inference, as they stand now.
@@ -94,7 +106,8 @@ class LkvTrainer {
 
   // The state after the last step, whole or not at all.
   void save(const std::filesystem::path& path);
-  // Goes on from a saved state. Throws format_error where it belongs to another recipe, model or training set.
+  // Goes on from a saved state. Throws format_error where it is damaged or belongs to another recipe, model or training
+  // set; nothing has changed then.
   void resume(const std::filesystem::path& path);
 
  private:
@@ -133,7 +146,7 @@ class LkvTrainer {
   std::vector<double> retains_;                        // of the tasks that were drawn last
 };
 
-// Of all heads, for contexts of this length.
+// Scores of all heads for contexts of this length, before Soft-TopK makes ratios of them.
 inline std::vector<double> LkvTrainer::budget_scores(index_t tokens) const {
   std::vector<double> scores(static_cast<std::size_t>(layout_.sizes().heads()));
   head_scores(layout_.head_net(parameters_.data()), scores);
@@ -149,14 +162,14 @@ inline std::vector<double> LkvTrainer::ratios(double retain, index_t tokens) con
 
 // Mean and deviation of the inputs over the first contexts of each length.
 inline const InputScale& LkvTrainer::prepared_scale() {
-  constexpr std::size_t most = 16;
+  constexpr std::size_t contexts = 16;
   if (scaled_ || !recipe_.scale_inputs) return scale_;
   InputScaleEstimate estimate(layout_.sizes());
   std::vector<index_t> positions;
   std::vector<float> x;
   const index_t width = layout_.sizes().token_inputs();
   for (auto& [length, list] : set_.lengths())
-    for (std::size_t i = 0; i < std::min(most, list.size()); ++i) {
+    for (std::size_t i = 0; i < std::min(contexts, list.size()); ++i) {
       const TeacherContext& c = set_.teacher(exec_, list[i]);
       x.resize(static_cast<std::size_t>(c.tokens) * static_cast<std::size_t>(width));
       for (std::int64_t h = 0; h < layout_.sizes().heads(); ++h) {
@@ -170,12 +183,16 @@ inline const InputScale& LkvTrainer::prepared_scale() {
 }
 
 inline std::vector<StudentTask> LkvTrainer::draw(std::int64_t step, double retain) {
-  const CounterRandom random(recipe_.seed, 2);
-  std::uint64_t counter = static_cast<std::uint64_t>(step) << 16;
+  // `batch` counts contexts of this length; of longer ones a step takes as many as are as much work.
+  constexpr std::int64_t batch_tokens = 512;
+  // Numbers that a step may draw, and noise that a context and a step of 256 contexts may take.
+  constexpr int draw_bits = 16, context_noise_bits = 28, step_noise_bits = context_noise_bits + 8;
+  const CounterRandom random(recipe_.seed, draw_stream);
+  std::uint64_t counter = static_cast<std::uint64_t>(step) << draw_bits;
   auto& list = set_.list_of(static_cast<std::size_t>(random.below(counter++, set_.contexts())));
   const auto length = static_cast<std::int64_t>(list.front().file->context(list.front().context).size());
   const auto count = static_cast<std::size_t>(std::clamp<std::int64_t>(
-      std::int64_t{recipe_.batch} * 512 / length, 1, std::min<std::int64_t>(recipe_.batch, std::ssize(list))));
+      std::int64_t{recipe_.batch} * batch_tokens / length, 1, std::min<std::int64_t>(recipe_.batch, std::ssize(list))));
   std::vector<StudentTask> tasks;
   std::vector<std::size_t> drawn;
   retains_.clear();
@@ -192,7 +209,8 @@ inline std::vector<StudentTask> LkvTrainer::draw(std::int64_t step, double retai
     retains_.push_back(retain * std::pow(recipe_.retain_spread, -share));
     t.ratios = ratios(retains_.back(), t.teacher->tokens);
     t.weight = 1 / static_cast<double>(count);
-    t.noise_counter = (static_cast<std::uint64_t>(step) << 36) + (static_cast<std::uint64_t>(tasks.size()) << 28);
+    t.noise_counter = (static_cast<std::uint64_t>(step) << step_noise_bits) +
+                      (static_cast<std::uint64_t>(tasks.size()) << context_noise_bits);
   }
   return tasks;
 }
@@ -244,7 +262,7 @@ inline TrainingStep LkvTrainer::step() {
 
   prepared_scale();
   std::vector<StudentTask> tasks = draw(n, out.retain);
-  const CounterRandom noise(recipe_.seed, 3);
+  const CounterRandom noise(recipe_.seed, noise_stream);
   const StudentMasks how{recipe_.threshold, out.temperature, recipe_.noise ? &noise : nullptr};
   try {
     run(tasks, &how);
@@ -259,8 +277,8 @@ inline TrainingStep LkvTrainer::step() {
   }
   out.context_tokens = tasks.front().teacher->tokens;
   const auto r = ratios(out.retain, out.context_tokens);
-  out.least_ratio = *std::min_element(r.begin(), r.end());
-  out.largest_ratio = *std::max_element(r.begin(), r.end());
+  out.min_ratio = *std::min_element(r.begin(), r.end());
+  out.max_ratio = *std::max_element(r.begin(), r.end());
   if (!std::isfinite(out.kl) || !std::isfinite(out.hidden))
     fail_domain("LKV training: step ", n, ": the loss is not finite (KL ", out.kl, ", hidden states ", out.hidden, ")");
   head_gradients(tasks, retains_);
@@ -273,7 +291,7 @@ inline TrainingStep LkvTrainer::step() {
 
 inline DistillationLoss LkvTrainer::hard_loss(double retain) {
   DistillationLoss out;
-  auto& entries = set_.apart();
+  auto& entries = set_.held_out();
   if (entries.empty()) return {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::quiet_NaN()};
   std::vector<StudentTask> tasks;
   for (auto& e : entries) {
@@ -306,11 +324,13 @@ inline void LkvTrainer::save(const std::filesystem::path& path) {
   const InputScale& scale = prepared_scale();
   SafetensorsWriter out;
   out.metadata("format", "kvevict-lkv-training");
-  out.metadata("version", "1");
+  out.metadata("version", "2");
   out.metadata("recipe", recipe_.text());
   out.metadata("data", set_.fingerprint());
   out.metadata("weights", std::to_string(teacher_->fingerprint()));
   out.metadata("steps_done", std::to_string(steps_done()));
+  out.metadata("digest",
+               detail::state_digest(steps_done(), {parameters_, adam_.mean, adam_.square, scale.mean, scale.inverse}));
   const auto add = [&](const char* name, const auto& v) { out.add(name, {std::ssize(v)}, std::span<const float>(v)); };
   add("parameters", parameters_);
   add("adam.mean", adam_.mean);
@@ -323,26 +343,31 @@ inline void LkvTrainer::save(const std::filesystem::path& path) {
 inline void LkvTrainer::resume(const std::filesystem::path& path) {
   const Safetensors file(path);
   const Metadata meta(file);
-  meta.require_format("kvevict-lkv-training", "1");
+  meta.require_format("kvevict-lkv-training", "2");
   if (meta.text("recipe") != recipe_.text())
     meta.fail("recipe", "another one: " + meta.text("recipe") + "; this run has " + recipe_.text());
   if (meta.text("data") != set_.fingerprint())
     meta.fail("data", "the state was made with other contexts than those of the given task files");
   if (meta.text("weights") != std::to_string(teacher_->fingerprint()))
     meta.fail("weights", "the state was made with another model");
-  const auto take = [&](const char* name, auto& to) {
+  const auto values = [&](const char* name, const auto& current) {
     const TensorView& tensor = file.at(name);
-    require_shape(tensor, {std::ssize(to)});
-    const auto values = tensor.as<float>();
-    to.assign(values.begin(), values.end());
+    require_shape(tensor, {std::ssize(current)});
+    return tensor.as<float>();
   };
-  take("parameters", parameters_);
-  take("adam.mean", adam_.mean);
-  take("adam.square", adam_.square);
-  take("scale.mean", scale_.mean);
-  take("scale.inverse", scale_.inverse);
+  const auto parameters = values("parameters", parameters_), mean = values("adam.mean", adam_.mean),
+             square = values("adam.square", adam_.square), scale_mean = values("scale.mean", scale_.mean),
+             scale_inverse = values("scale.inverse", scale_.inverse);
+  const std::int64_t steps = meta.count("steps_done", 0);
+  if (meta.text("digest") != detail::state_digest(steps, {parameters, mean, square, scale_mean, scale_inverse}))
+    meta.fail("digest", "does not fit the tensors and steps_done: the file is damaged; take an older state");
+  parameters_.assign(parameters.begin(), parameters.end());
+  adam_.mean.assign(mean.begin(), mean.end());
+  adam_.square.assign(square.begin(), square.end());
+  scale_.mean.assign(scale_mean.begin(), scale_mean.end());
+  scale_.inverse.assign(scale_inverse.begin(), scale_inverse.end());
   scaled_ = true;
-  adam_.steps = meta.count("steps_done", 0);
+  adam_.steps = steps;
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI

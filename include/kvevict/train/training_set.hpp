@@ -37,11 +37,11 @@ class TrainingSet {
       }
     }
     for (auto& [length, list] : by_length_) {
-      const auto apart = std::min<std::size_t>(static_cast<std::size_t>(recipe.check_contexts), list.size() / 4);
-      auto& held = apart_[length];
-      held.insert(held.end(), std::make_move_iterator(list.end() - static_cast<std::ptrdiff_t>(apart)),
+      const auto count = std::min<std::size_t>(static_cast<std::size_t>(recipe.check_contexts), list.size() / 4);
+      auto& held = held_out_[length];
+      held.insert(held.end(), std::make_move_iterator(list.end() - static_cast<std::ptrdiff_t>(count)),
                   std::make_move_iterator(list.end()));
-      list.resize(list.size() - apart);
+      list.resize(list.size() - count);
       contexts_ += list.size();
     }
     if (contexts_ == 0) fail_argument("LKV training: the task files hold no contexts");
@@ -55,11 +55,12 @@ class TrainingSet {
   std::size_t contexts() const noexcept { return contexts_; }
   index_t longest() const noexcept { return by_length_.rbegin()->first; }
   std::map<index_t, std::vector<Entry>>& lengths() noexcept { return by_length_; }
-  // Contexts that are set apart for the hard loss, of the most frequent length; there may be none.
-  std::vector<Entry>& apart() noexcept {
-    const auto most = std::max_element(by_length_.begin(), by_length_.end(),
-                                       [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-    return apart_[most->first];
+  // Contexts that are held out for the hard loss, of the most frequent length; there may be none.
+  std::vector<Entry>& held_out() noexcept {
+    const auto frequent = std::max_element(by_length_.begin(), by_length_.end(), [](const auto& a, const auto& b) {
+      return a.second.size() < b.second.size();
+    });
+    return held_out_[frequent->first];
   }
   const TeacherContext& teacher(const host_exec& exec, Entry& e) {
     if (!e.teacher)
@@ -88,7 +89,7 @@ class TrainingSet {
   LkvTeacher* teacher_;
   TeacherFolder folder_;
   index_t continuation_;
-  std::map<index_t, std::vector<Entry>> by_length_, apart_;
+  std::map<index_t, std::vector<Entry>> by_length_, held_out_;
   std::size_t contexts_ = 0;
 };
 

@@ -22,6 +22,7 @@
 #include "common/temp_dir.hpp"
 #include "kvevict/cache/apply.hpp"
 #include "kvevict/cache/ragged.hpp"
+#include "kvevict/core/splitmix64.hpp"
 #include "kvevict/lkv/checkpoint.hpp"
 #include "kvevict/lkv/lkv_h.hpp"
 #include "kvevict/lkv/lkv_t.hpp"
@@ -202,7 +203,7 @@ TEST_CASE("what cannot be meant is refused before anything runs") {
       contains(message_of<std::invalid_argument>([&] { room.trainer(r); }), "token_hidden is 1000000000; 1 to 16384"));
   r = small_recipe();
   r.check_contexts = 0;
-  CHECK(room.trainer(r).contexts_apart() == 0);
+  CHECK(room.trainer(r).contexts_held_out() == 0);
 }
 
 TEST_CASE("every switch of the recipe changes what is learned") {
@@ -261,16 +262,40 @@ TEST_CASE("a number that is not finite stops the training with the step") {
   CHECK(contains(message_of<std::domain_error>([&] { t.step(); }), "step 0: the loss is not finite"));
   CHECK(t.steps_done() == 0);
 
-  // Weights that overflow: a saved state with an infinite one.
-  auto state = room.trainer(small_recipe());
-  state.save(room / "state");
-  auto bytes = testing::read_bytes(room / "state");
-  const std::string infinite = {'\0', '\0', '\x80', '\x7f'};
-  bytes.replace(bytes.size() - 4, 4, infinite);  // the last number: an input scale of the last layer
+  // Keys that overflow half precision.
+  TinyModel large = TinyModel().fill();
+  for (float& x : large.tensors["model.layers.2.self_attn.k_proj.weight"].values) x *= 1e8f;
+  Room overflow(large);
+  auto u = overflow.trainer(small_recipe());
+  CHECK(contains(message_of<std::domain_error>([&] { u.step(); }), "step 0: scores of lkv_t, layer 2"));
+}
+
+TEST_CASE("a damaged state is refused, wherever the bit is, and changes nothing") {
+  Room room;
+  auto t = room.trainer(small_recipe());
+  t.step();
+  t.save(room / "state");
+  const auto whole = numbers(t);
+  const std::string bytes = testing::read_bytes(room / "state");
+  std::vector<std::size_t> places{0, 9, 40, bytes.size() - 1, bytes.size() - 4};
+  for (std::uint64_t i = 0; i < 40; ++i) places.push_back(detail::splitmix64(i) % bytes.size());
+  for (std::size_t at = 0; at < 1000; at += 41) places.push_back(at);  // the header
+  int accepted = 0;
+  for (const std::size_t at : places) {
+    auto damaged = bytes;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1 << at % 8);
+    testing::write_bytes(room / "state", damaged);
+    try {
+      t.resume(room / "state");
+      ++accepted;
+    } catch (const format_error&) {
+    }
+  }
+  CHECK(accepted == 0);
+  CHECK(numbers(t) == whole);
   testing::write_bytes(room / "state", bytes);
-  auto resumed = room.trainer(small_recipe());
-  resumed.resume(room / "state");
-  CHECK(contains(message_of<std::domain_error>([&] { resumed.step(); }), "step 0: scores of lkv_t, layer 2, head 1"));
+  t.resume(room / "state");
+  CHECK(numbers(t) == whole);
 }
 
 TEST_CASE("unchecked probes stay where the full cache answers them, and go where it does not") {

@@ -17,8 +17,9 @@
 
 namespace kvevict::inline KVEVICT_ABI::detail {
 
-// Keys and vectors of query rows whose products are held in registers at a time: 24 of 32, or 12 of 16.
-inline constexpr std::size_t block_keys = simd::registers == 32 ? 12 : simd::registers == 16 ? 6 : 3;
+// Keys and vectors of query rows whose products are held in registers at a time: 24 of 32, or 12 of 16. Portable code
+// keeps to 3 keys on every machine, for the last bits of scores depend on the first keys (WindowHead::run).
+inline constexpr std::size_t block_keys = !KVEVICT_SIMD ? 3 : simd::registers == 32 ? 12 : 6;
 inline constexpr std::size_t tile_keys = 96;  // a multiple of block_keys
 inline constexpr std::size_t panel_vectors = 2;
 static_assert(tile_keys % block_keys == 0);

@@ -10,6 +10,7 @@
 #include "kvevict/cuda/detail/rules.hpp"
 #include "kvevict/cuda/detail/tile.hpp"
 #include "kvevict/cuda/detail/window_steps.hpp"
+#include "kvevict/lkv/token_net.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::cuda {
 
@@ -113,7 +114,7 @@ struct TokenProblem {
     for (int i = 0; i < 2 * Tiles; ++i) {
       const float sum = sum_over_rows(cta, score[i / 2][i & 1]);
       const index_t at = token + token_of_register(cta.lane(), i / 2, i & 1);
-      if (cta.lane() < 4 && at < end) args.out[head * args.out_stride + at] = sum;
+      if (cta.lane() < 4 && at < end) args.out[head * args.out_stride + at] = finite_or_nan(sum);
     }
   }
 };
