@@ -166,7 +166,8 @@ TEST_CASE("score writes every layer; group=none has a row per query head") {
   CHECK(scores.tensors().size() == 30);
   CHECK(scores.at("layers.29.scores").shape == std::vector<std::int64_t>{3, 512});
   CHECK(run_tool({"score", dump, "--policy", "uniform/snapkv(group=none)", "--out", out.string()}).status == 0);
-  CHECK(Safetensors(out).at("layers.0.scores").shape == std::vector<std::int64_t>{9, 512});
+  const Safetensors per_query_head(out);
+  CHECK(per_query_head.at("layers.0.scores").shape == std::vector<std::int64_t>{9, 512});
 }
 
 TEST_CASE("plan writes what it prints, and the specification in the file builds the same plan") {

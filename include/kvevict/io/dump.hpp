@@ -43,7 +43,8 @@ struct DumpFile {
   DumpInfo info;
   DType dtype{};  // of k, v and q
 
-  explicit DumpFile(const std::filesystem::path& path) : file(path), info(read_dump_info(file)) {
+  explicit DumpFile(const std::filesystem::path& path, ReadMode mode = ReadMode::map)
+      : file(path, mode), info(read_dump_info(file)) {
     for (const auto& [name, tensor] : file.tensors()) check_name(name, tensor);
     const CacheShape& s = info.shape;
     const index_t d = s.head_dim_k, queries = static_cast<index_t>(info.q_positions.size());
@@ -101,19 +102,26 @@ struct DumpFile {
 template <CacheElement T>
 class Dump {
  public:
-  // Throws format_error for a malformed file or one that holds another element type.
-  explicit Dump(const std::filesystem::path& path) : Dump(std::make_shared<const detail::DumpFile>(path)) {}
+  // Throws format_error for a malformed file or one that holds another element type. A file that may be shortened by
+  // somebody else meanwhile is to be read with ReadMode::copy: the loss of a mapped page ends the process.
+  explicit Dump(const std::filesystem::path& path, ReadMode mode = ReadMode::map)
+      : Dump(std::make_shared<const detail::DumpFile>(path, mode)) {}
   explicit Dump(std::shared_ptr<const detail::DumpFile> file) : file_(std::move(file)), cache_(recording(file_)) {}
 
-  const std::string& name() const noexcept { return file_->file.name(); }  // the path, as given
-  const DumpInfo& info() const noexcept { return file_->info; }
-  const RecordedCache<T>& cache() const noexcept { return cache_; }
+  // A temporary gives copies: it may be the last that holds the file.
+  const std::string& name() const& noexcept { return file_->file.name(); }  // the path, as given
+  std::string name() const&& { return file_->file.name(); }
+  const DumpInfo& info() const& noexcept { return file_->info; }
+  DumpInfo info() const&& { return file_->info; }
+  const RecordedCache<T>& cache() const& noexcept { return cache_; }
+  RecordedCache<T> cache() const&& { return cache_; }
   // attn_sum, q_mean, q_cov or o_proj of a layer; null where it was not recorded.
-  const TensorView* extra(index_t layer, std::string_view kind) const {
+  const TensorView* extra(index_t layer, std::string_view kind) const& {
     const auto& tensors = file_->file.tensors();
     const auto found = tensors.find(detail::layer_tensor(layer, kind));
     return found == tensors.end() ? nullptr : &found->second;
   }
+  const TensorView* extra(index_t, std::string_view) const&& = delete;
 
  private:
   static Recording<T> recording(const std::shared_ptr<const detail::DumpFile>& file) {
@@ -134,8 +142,8 @@ class Dump {
 
 // f(const Dump<T>&) with the element type that the file holds; returns what f returns. Throws format_error.
 template <class F>
-decltype(auto) visit_dump(const std::filesystem::path& path, F&& f) {
-  auto file = std::make_shared<const detail::DumpFile>(path);
+decltype(auto) visit_dump(const std::filesystem::path& path, F&& f, ReadMode mode = ReadMode::map) {
+  auto file = std::make_shared<const detail::DumpFile>(path, mode);
   switch (file->dtype) {
     case DType::f32:
       return f(Dump<float>(std::move(file)));

@@ -37,9 +37,10 @@ struct DumpInfo {
 
   index_t tokens() const noexcept { return static_cast<index_t>(positions.size()); }
   // Valid while this object lives and is not changed.
-  Rope rope() const {
+  Rope rope() const& {
     return {rope_style, static_cast<index_t>(2 * rope_inv_freq.size()), rope_inv_freq, rope_attention_factor};
   }
+  Rope rope() const&& = delete;
 };
 
 // What is wrong with the shared fields taken together, or an empty text. Each field alone has been looked at.

@@ -61,8 +61,10 @@ class Safetensors {
   using Tensors = std::map<std::string, TensorView, std::less<>>;
   static constexpr std::uint64_t most_header_bytes = 100'000'000;  // the limit of the reference implementation
 
-  // Maps and validates `path`. Throws format_error that names the file and the field.
-  explicit Safetensors(const std::filesystem::path& path) : name_(path.string()), file_(path) {
+  // Maps (or reads, for files that may change meanwhile) and validates `path`. Throws format_error that names the file
+  // and the field.
+  explicit Safetensors(const std::filesystem::path& path, ReadMode mode = ReadMode::map)
+      : name_(path.string()), file_(path, mode) {
     const auto bytes = file_.bytes();
     if (bytes.size() < 8)
       fail_format(name_, ": header length: the file has ", bytes.size(), " bytes; at least 8 are required");
@@ -77,16 +79,22 @@ class Safetensors {
     read_header(parse_json(text, name_ + ": header", 3), bytes.subspan(8 + text.size()));
   }
 
-  const std::string& name() const noexcept { return name_; }  // the path, as given
-  const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
-  const Tensors& tensors() const noexcept { return tensors_; }
+  const std::string& name() const& noexcept { return name_; }  // the path, as given
+  const std::map<std::string, std::string>& metadata() const& noexcept { return metadata_; }
+  const Tensors& tensors() const& noexcept { return tensors_; }
   bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
   // Throws format_error where the file holds no such tensor.
-  const TensorView& at(std::string_view name) const {
+  const TensorView& at(std::string_view name) const& {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) fail_format(name_, ": tensor '", name, "' is missing");
     return found->second;
   }
+
+  // No views of a temporary: it unmaps the file.
+  const std::string& name() const&& = delete;
+  const std::map<std::string, std::string>& metadata() const&& = delete;
+  const Tensors& tensors() const&& = delete;
+  const TensorView& at(std::string_view) const&& = delete;
 
  private:
   void read_header(const nlohmann::json& header, std::span<const std::byte> data) {

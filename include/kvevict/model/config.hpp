@@ -42,7 +42,8 @@ struct ModelConfig {
   CacheShape cache_shape() const noexcept { return {layers, kv_heads, q_heads, head_dim, head_dim}; }
   float softmax_scale() const noexcept { return 1.f / std::sqrt(static_cast<float>(head_dim)); }
   // Valid while this config lives.
-  Rope rope() const noexcept { return {rope_style, head_dim, inv_freq, 1.f}; }
+  Rope rope() const& noexcept { return {rope_style, head_dim, inv_freq, 1.f}; }
+  Rope rope() const&& = delete;
 };
 
 namespace detail {

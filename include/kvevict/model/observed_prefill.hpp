@@ -30,8 +30,10 @@ class ObservedPrefill {
   ObservedPrefill(const ObservedPrefill&) = delete;  // the observations point into the cache
   ObservedPrefill& operator=(const ObservedPrefill&) = delete;
 
-  const RaggedCache<float>& cache() const noexcept { return cache_; }
-  std::span<const LayerObservation<float>> observations() const noexcept { return observations_; }  // [layers]
+  const RaggedCache<float>& cache() const& noexcept { return cache_; }
+  const RaggedCache<float>& cache() const&& = delete;
+  std::span<const LayerObservation<float>> observations() const& noexcept { return observations_; }  // [layers]
+  std::span<const LayerObservation<float>> observations() const&& = delete;
 
  private:
   Rows<const float> copy(const Rows<const float>& rows) {

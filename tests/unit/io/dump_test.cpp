@@ -130,6 +130,23 @@ TEST_CASE_TEMPLATE("a dump shows what was recorded", T, float, fp16_t, bf16_t) {
   });
 }
 
+TEST_CASE("a recording that is read instead of mapped does not notice what becomes of its file") {
+  TempDir dir;
+  const SyntheticDump made;
+  made.write<float>(dir / "dump");
+  const Dump<float> dump(dir / "dump", ReadMode::copy);
+  const Dump<float> mapped(dir / "dump");
+  for (index_t l = 0; l < dump.info().shape.layers; ++l)
+    for (index_t h = 0; h < dump.info().shape.kv_heads; ++h)
+      for (index_t t = 0; t < dump.cache().tokens(l, h); ++t)
+        CHECK(dump.cache().keys(l, h).at(t, 0) == mapped.cache().keys(l, h).at(t, 0));
+  std::filesystem::resize_file(dir / "dump", 100);
+  float sum = 0;
+  for (index_t t = 0; t < dump.cache().tokens(0, 0); ++t) sum += dump.cache().keys(0, 0).at(t, 0);
+  CHECK(std::isfinite(sum));
+  CHECK_THROWS_AS(Dump<float>(dir / "dump", ReadMode::copy), format_error);  // truncated by now
+}
+
 TEST_CASE("an observation holds all that the file holds and lives on its own") {
   TempDir dir;
   const SyntheticDump made;
@@ -139,7 +156,7 @@ TEST_CASE("an observation holds all that the file holds and lives on its own") {
   {
     const Dump<fp16_t> dump(dir / "dump");
     layer = observe_layer(dump, 1);
-    CHECK(has(message_of<std::invalid_argument>([&] { observe_layer(dump, 2); }), "layer 2; 0 to 1"));
+    CHECK(has(message_of<std::invalid_argument>([&] { (void)observe_layer(dump, 2); }), "layer 2; 0 to 1"));
   }
   const auto o = layer.observation();
   CHECK(o.layer == 1);
