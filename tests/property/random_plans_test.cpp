@@ -259,7 +259,7 @@ bool check_case(Case& c) {
     return false;
   }
   check_plan_of(c, policy, plan);
-  if (c.random.integer(0, 3) == 0) CHECK(same_rows(plan, planned(policy, c.random.integer(0, 1) ? 2 : 7)));
+  if (c.random.integer(0, 11) == 0) CHECK(same_rows(plan, planned(policy, c.random.integer(0, 1) ? 2 : 7)));
   const AnyPolicy again = registry().policy(plan.specification);
   CHECK(again.specification() == plan.specification);
   CHECK(same_rows(plan, planned(again, 1)));
