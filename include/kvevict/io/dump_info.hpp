@@ -86,7 +86,7 @@ inline constexpr std::array<std::string_view, 16> dump_metadata{
     "dtype",      "description"};
 
 // Reads and validates the shared fields. Throws format_error that names file and field.
-inline DumpInfo read_dump_info(const Safetensors& file) {
+[[nodiscard]] inline DumpInfo read_dump_info(const Safetensors& file) {
   const Metadata meta(file);
   meta.require_format("kvevict-dump", "1");
   for (const auto& [key, value] : file.metadata())

@@ -130,7 +130,7 @@ inline void read_audit(const Metadata& meta, const std::string& where, EvictionP
 
 // Reads and validates a plan. Throws format_error that names file and field. That rows exist can be checked only
 // against a cache: see check_plan.
-inline EvictionPlan read_plan(const std::filesystem::path& path) {
+[[nodiscard]] inline EvictionPlan read_plan(const std::filesystem::path& path) {
   const Safetensors file(path);
   const Metadata meta(file);
   meta.require_format("kvevict-plan", "1");

@@ -62,7 +62,7 @@ inline void check_plan(index_t layer, std::span<const index_t> tokens, const Lay
 }
 
 // Rows that each head keeps, [kv_heads].
-inline std::vector<index_t> kept_rows(const HeadRows& keep) {
+[[nodiscard]] inline std::vector<index_t> kept_rows(const HeadRows& keep) {
   std::vector<index_t> out(keep.offsets.size() - 1);
   for (std::size_t h = 0; h < out.size(); ++h) out[h] = static_cast<index_t>(keep.head(static_cast<index_t>(h)).size());
   return out;

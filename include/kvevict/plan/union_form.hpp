@@ -17,7 +17,7 @@ struct UnionForm {
 };
 
 // O(kept rows * log(kept rows)).
-inline UnionForm union_form(const HeadRows& keep) {
+[[nodiscard]] inline UnionForm union_form(const HeadRows& keep) {
   UnionForm out;
   const auto heads = static_cast<index_t>(keep.offsets.size()) - 1;
   for (index_t h = 0; h < heads; ++h) out.rows.insert(out.rows.end(), keep.head(h).begin(), keep.head(h).end());
