@@ -1,6 +1,7 @@
 // The error for a NaN score, which cannot be ranked.
 #pragma once
 #include <stdexcept>
+#include <string>
 
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
@@ -12,10 +13,12 @@ namespace kvevict::inline KVEVICT_ABI {
 struct NanScore : std::domain_error {
   index_t row, token;
   NanScore(index_t at_row, index_t at_token)
-      : std::domain_error(
-            joined_text("NaN score in row ", at_row, ", token ", at_token, "; a number or an infinity is required")),
-        row(at_row),
-        token(at_token) {}
+      : NanScore(
+            at_row, at_token,
+            joined_text("NaN score in row ", at_row, ", token ", at_token, "; a number or an infinity is required")) {}
+  // From a scorer that notices: row is the head.
+  NanScore(index_t at_row, index_t at_token, const std::string& words)
+      : std::domain_error(words), row(at_row), token(at_token) {}
 };
 
 namespace detail {

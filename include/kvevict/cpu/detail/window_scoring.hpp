@@ -18,6 +18,7 @@
 #include "kvevict/score/group.hpp"
 #include "kvevict/score/pooling.hpp"
 #include "kvevict/score/snapkv.hpp"
+#include "kvevict/select/nan_score.hpp"
 
 namespace kvevict::inline KVEVICT_ABI::detail {
 
@@ -146,8 +147,9 @@ class WindowScoring {
       if (bad == 0) continue;
       const index_t j = static_cast<index_t>(std::find_if(s, s + sums.cols, [&](float x) { return !(x <= most); }) - s);
       if (std::isnan(s[j]))
-        fail_domain(score::SnapKV::name, ": layer ", o.layer, ", head ", head, ", token ", j,
-                    ": the score is NaN; keys, queries and log-sum-exp must be numbers");
+        throw NanScore(head, j,
+                       joined_text(score::SnapKV::name, ": layer ", o.layer, ", head ", head, ", token ", j,
+                                   ": the score is NaN; keys, queries and log-sum-exp must be numbers"));
       fail_argument(score::SnapKV::name, ": layer ", o.layer, ", head ", head, ", token ", j, ": attention mass ", s[j],
                     " of at most ", rows_added * weight, "; the log-sum-exp (lse) does not belong to these queries");
     }
