@@ -176,16 +176,19 @@ void compare(const Common& common, const CompareOptions& options) {
   CompareReport report{{}, policy_files(policies), options.per_layer};
   Progress progress(common, dumps.size() * (1 + policies.size() * budgets.size()));
   for (const std::string& path : dumps)
-    visit_dump(path, [&]<CacheElement T>(const Dump<T>& dump) {
-      const Measure<T> measure(common.exec(), dump);
-      report.rows.push_back(measure(full, {Budget::retain(1), 1.0}));
-      progress.step(path);
-      for (const AskedBudget& budget : budgets)
-        for (const NamedPolicy& p : policies) {
-          report.rows.push_back(measure(p, budget));
-          progress.step(p.name);
-        }
-    });
+    visit_dump(
+        path,
+        [&]<CacheElement T>(const Dump<T>& dump) {
+          const Measure<T> measure(common.exec(), dump);
+          report.rows.push_back(measure(full, {Budget::retain(1), 1.0}));
+          progress.step(path);
+          for (const AskedBudget& budget : budgets)
+            for (const NamedPolicy& p : policies) {
+              report.rows.push_back(measure(p, budget));
+              progress.step(p.name);
+            }
+        },
+        common.read_mode());
   progress.done();
 
   const auto counts = [&](const CompareRow& r) { return bounds_alone || !r.is_bound(); };

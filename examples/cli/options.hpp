@@ -10,6 +10,7 @@
 
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/exec.hpp"
+#include "kvevict/io/mapped_file.hpp"
 #include "kvevict/naming/registry.hpp"
 
 namespace kvevict::tool {
@@ -24,11 +25,13 @@ struct Common {
   std::string out;               // a file instead of standard output
   int threads = 0;               // 0: all cores
   bool quiet = false;            // no progress on standard error
+  bool no_mmap = false;          // recordings are read into memory rather than mapped
   const Registry* registry = nullptr;
   std::ostream* output = nullptr;
   std::ostream* errors = nullptr;
 
   host_exec exec() const;
+  ReadMode read_mode() const noexcept { return no_mmap ? ReadMode::copy : ReadMode::map; }
 };
 
 // A policy as asked, and as built.

@@ -34,14 +34,17 @@ void make_plan(const Common& common, const PlanOptions& options) {
   inputs.push_back(path);
   check_outputs({{"--out", common.out}}, inputs);
   double seconds = 0;
-  const EvictionPlan plan = visit_dump(path, [&]<CacheElement T>(const Dump<T>& dump) {
-    const Observations<T> observations = observe_all(dump);
-    const auto start = std::chrono::steady_clock::now();
-    EvictionPlan out = naming_file(dump, policy.scorer,
-                                   [&] { return policy.plan(common.exec(), dump.cache(), observations, budget); });
-    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return out;
-  });
+  const EvictionPlan plan = visit_dump(
+      path,
+      [&]<CacheElement T>(const Dump<T>& dump) {
+        const Observations<T> observations = observe_all(dump);
+        const auto start = std::chrono::steady_clock::now();
+        EvictionPlan out = naming_file(dump, policy.scorer,
+                                       [&] { return policy.plan(common.exec(), dump.cache(), observations, budget); });
+        seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        return out;
+      },
+      common.read_mode());
   if (!common.out.empty()) write_plan(common.out, plan, printable(path));
 
   auto rows = nlohmann::ordered_json::array();

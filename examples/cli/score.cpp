@@ -25,24 +25,27 @@ void score(const Common& common, const ScoreOptions& options) {
   ScoresWriter file(policy.scorer.specification(), printable(path));
   index_t heads = 0, tokens = 0;
   std::vector<std::vector<float>> layers;
-  visit_dump(path, [&]<CacheElement T>(const Dump<T>& dump) {
-    heads = score_heads(policy.scorer, dump.info().shape);
-    tokens = dump.info().prompt_len;
-    const Observations<T> observations = observe_all(dump);
-    for (const auto& o : observations.layers())
-      naming_file(dump, policy.scorer, [&] {
-        check_inputs(policy.scorer.specification(), policy.scorer.needs, policy.scorer.window_rows(), o);
-        auto& out = layers.emplace_back(static_cast<std::size_t>(heads) * static_cast<std::size_t>(tokens));
-        const Matrix<float> matrix{out.data(), heads, tokens, tokens};
-        score_on(common.exec(), policy.scorer, o, matrix);
-        for (index_t h = 0; h < heads; ++h)
-          for (index_t t = 0; t < tokens; ++t)
-            if (std::isnan(matrix.at(h, t)))
-              fail_domain(policy.scorer.specification(), ": the score of layer ", o.layer, ", head ", h, ", token ", t,
-                          " is NaN");
-        file.add(matrix);
-      });
-  });
+  visit_dump(
+      path,
+      [&]<CacheElement T>(const Dump<T>& dump) {
+        heads = score_heads(policy.scorer, dump.info().shape);
+        tokens = dump.info().prompt_len;
+        const Observations<T> observations = observe_all(dump);
+        for (const auto& o : observations.layers())
+          naming_file(dump, policy.scorer, [&] {
+            check_inputs(policy.scorer.specification(), policy.scorer.needs, policy.scorer.window_rows(), o);
+            auto& out = layers.emplace_back(static_cast<std::size_t>(heads) * static_cast<std::size_t>(tokens));
+            const Matrix<float> matrix{out.data(), heads, tokens, tokens};
+            score_on(common.exec(), policy.scorer, o, matrix);
+            for (index_t h = 0; h < heads; ++h)
+              for (index_t t = 0; t < tokens; ++t)
+                if (std::isnan(matrix.at(h, t)))
+                  fail_domain(policy.scorer.specification(), ": the score of layer ", o.layer, ", head ", h, ", token ",
+                              t, " is NaN");
+            file.add(matrix);
+          });
+      },
+      common.read_mode());
   if (!common.out.empty()) file.write(common.out);
 
   auto rows = nlohmann::ordered_json::array();

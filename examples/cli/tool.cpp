@@ -29,6 +29,10 @@ void add_policies(CLI::App& command, PolicyOptions& options) {
   command.add_option("--scorer", options.scorers, "with --allocator: every pair of these");
 }
 
+void add_access(CLI::App& command, Common& common) {
+  command.add_flag("--no-mmap", common.no_mmap, "read recordings into memory: for files that may change meanwhile");
+}
+
 void add_budgets(CLI::App& command, BudgetOptions& options, const std::string& usual) {
   command.add_option("--retain", options.retains,
                      "ratios kept / full" + (usual.empty() ? "" : "; " + usual + " where no budget is given"));
@@ -72,6 +76,7 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
       "compare", "compare policies on recorded dumps: a table (or csv, json)", CompareOptions{},
       [&](CLI::App& c, CompareOptions& o) {
         c.add_option("dumps", o.dumps, "dump files; the shipped one by default");
+        add_access(c, common);
         add_policies(c, o.policies);
         add_budgets(c, o.budgets, compare_retains);
         c.add_flag("--per-layer", o.per_layer,
@@ -83,6 +88,7 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
       "score", "write the scores of a policy's scorer", ScoreOptions{},
       [&](CLI::App& c, ScoreOptions& o) {
         c.add_option("dump", o.dump, "dump file; the shipped one by default");
+        add_access(c, common);
         c.add_option("--policy", o.policy, "whose scorer to use")->required();
         c.add_option("--out", common.out, "scores file (safetensors) to write; a summary is printed");
       },
@@ -91,6 +97,7 @@ int run(std::vector<std::string> arguments, const Registry& registry, std::ostre
       "plan", "make a plan: which rows of every head stay", PlanOptions{},
       [&](CLI::App& c, PlanOptions& o) {
         c.add_option("dump", o.dump, "dump file; the shipped one by default");
+        add_access(c, common);
         c.add_option("--policy", o.policy, "the policy")->required();
         add_budgets(c, o.budget, "");
         c.add_option("--out", common.out, "plan file (safetensors) to write; a summary is printed");

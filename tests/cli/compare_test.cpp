@@ -331,6 +331,18 @@ TEST_CASE("foreign text reaches the terminal as one printable form") {
   CHECK(clean(run_tool({"compare", "--policy", "uniform/knorm(\u202e=1)"})));
 }
 
+TEST_CASE("recordings that are read give what mapped ones give") {
+  const TempDir dir;
+  const std::string file = written(dir, "a.safetensors");
+  json mapped = compare({file, "--policy", "knorm,expected", "--retain", "0.5"}),
+       read = compare({file, "--policy", "knorm,expected", "--retain", "0.5", "--no-mmap"});
+  for (json* rows : {&mapped, &read})
+    for (json& r : *rows) r.erase("plan_seconds");
+  CHECK(mapped == read);
+  CHECK(run_tool({"plan", file, "--policy", "knorm", "--retain", "0.5", "--no-mmap"}).status == 0);
+  CHECK(run_tool({"score", file, "--policy", "knorm", "--no-mmap"}).status == 0);
+}
+
 TEST_CASE("csv cells that a spreadsheet would calculate are quoted") {
   const TempDir dir;
   const auto before = std::filesystem::current_path();
