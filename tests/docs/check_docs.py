@@ -183,6 +183,26 @@ def check_table(tool):
             faults.append(f'README.md: {policy} is {cells} in the table, {[round(x, 4) for x in real]} now')
 
 
+def check_press_table(tool):
+    """Every policy text that docs/kvpress.md gives for a press builds a policy that plans."""
+    page = (ROOT / 'docs' / 'kvpress.md').read_text(encoding='utf-8')
+    texts = []
+    for line in page.splitlines():
+        cells = line.split('|')
+        if re.match(r'\| `\w+Press\(', line) and len(cells) == 5:
+            texts += [t for cell in cells[2:4] for t in re.findall(r'`([^`]+)`', cell)]
+    if len(texts) < 10:
+        faults.append('docs/kvpress.md: the table of presses was not found')
+        return
+    done = subprocess.run([tool, 'compare', '--quiet', '--format', 'json', '--retain', '0.5', '--policy',
+                           ','.join(texts)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    rows = json.loads(done.stdout)['rows'] if done.returncode == 0 else []
+    measured = {row['policy'] for row in rows if not row.get('error')}
+    for text in texts:
+        if text not in measured:
+            faults.append(f'docs/kvpress.md: {text} was not measured: {done.stderr.strip()}')
+
+
 def main():
     tool = pathlib.Path(sys.argv[1]).resolve() / 'kvevict' if len(sys.argv) > 1 else None
     programs, known, count = program_names(), {}, 0
@@ -196,6 +216,7 @@ def main():
     check_options()
     if tool:
         check_table(tool)
+        check_press_table(tool)
     print('\n'.join(faults) if faults else f'{len(pages())} pages and {count} blocks hold')
     return 1 if faults else 0
 
