@@ -20,8 +20,8 @@ for header in policy/snapkv policy/pyramidkv policy/adakv policy/streamingllm po
     failed=1
   fi
 done
-# A scorer is data: whatever is installed and switched on, its header reaches no kernel and no library.
-for header in $(cd "$include/kvevict" && ls score/*.hpp) lkv/lkv_t.hpp; do
+# Scorers and allocators are data: whatever is installed and switched on, their headers reach no kernel and no library.
+for header in $(cd "$include/kvevict" && ls score/*.hpp allocate/*.hpp) lkv/lkv_t.hpp; do
   echo "#include \"kvevict/$header\"" >"$work/unit.cpp"
   foreign=$("$compiler" -std=c++20 -fopenmp -M -I"$work/include" -isystem /usr/include/eigen3 "$work/unit.cpp" |
             tr ' \\' '\n\n' | grep -E '/(hwy|eigen3|Eigen|nlohmann)/|/omp\.h$|kvevict/(cpu|cuda)/' || true)
