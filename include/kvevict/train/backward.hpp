@@ -60,7 +60,7 @@ class MaskedDecoder {
   }
   // Residual stream after `layer`, row of all contexts: [hidden].
   const T* hidden(index_t layer, index_t row) const noexcept {
-    return (layer + 1 < config_->layers ? at(layer + 1).input : final_).row(row);
+    return (layer + 1 < config_->layers ? at(layer + 1).input.last() : final_).row(row);
   }
   // Logits of residual rows after the last layer, each [hidden]; the result is valid until the next call.
   Matrix<const T> logits(std::span<const T* const> rows);
@@ -77,8 +77,9 @@ class MaskedDecoder {
   using Block = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   // What the backward pass needs of a layer.
   struct Layer {
-    detail::GrowingMatrix<T> memory[9];
-    Matrix<T> input, middle, q_raw, k_raw, q, k, v, gate, up;
+    detail::GrowingMatrix<T> input, middle;      // [rows][hidden]: the residual stream before attention and before MLP
+    detail::GrowingMatrix<T> q_raw, k_raw;       // before the norm of heads; not used where the model has none
+    detail::GrowingMatrix<T> q, k, v, gate, up;  // queries and keys rotated; gate and up before the activation
   };
   Layer& at(index_t layer) noexcept { return layers_[static_cast<std::size_t>(layer)]; }
   const Layer& at(index_t layer) const noexcept { return layers_[static_cast<std::size_t>(layer)]; }
@@ -159,8 +160,9 @@ class MaskedDecoder {
   std::vector<std::vector<index_t>> seen_;          // likewise, rows of the context; empty: all
   RopeTable<T, RopeAngle::float32> rotations_;      // [row of the packed batch]
   MaskedAttentionState<T> attention_;
+  // Used forward and backward: attended_ and wide_ hold the gradients of what they held forward.
   detail::GrowingMatrix<T> final_memory_, normed_, attended_, queries_, outputs_, grad_outputs_, grad_queries_, keys_,
-      values_, grad_, grad_normed_, grad_wide_, grad_q_, grad_k_, grad_v_, scored_, logits_;
+      values_, grad_, grad_normed_, wide_, grad_q_, grad_k_, grad_v_, scored_, logits_;
   Matrix<T> final_;
 };
 

@@ -68,10 +68,13 @@ class GrowingMatrix {
   Matrix<T> view(index_t rows, index_t cols) {
     const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols);
     if (memory_.size() < size) memory_.resize(size);
-    return {memory_.data(), rows, cols, cols};
+    return last_ = {memory_.data(), rows, cols, cols};
   }
+  // What view() returned last.
+  Matrix<T> last() const noexcept { return last_; }
 
  private:
+  Matrix<T> last_;
   std::vector<T, Eigen::aligned_allocator<T>> memory_;
 };
 

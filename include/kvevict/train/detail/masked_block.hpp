@@ -15,33 +15,33 @@ void MaskedDecoder<T, U>::block(index_t layer, Matrix<T> x) {
   Layer& s = at(layer);
   const index_t rows = x.rows, hidden = config_->hidden, wide = config_->feed_forward;
   const auto copy = [](Matrix<const T> from, Matrix<T> to) { as_eigen(to) = as_eigen(from); };
-  s.input = s.memory[0].view(rows, hidden);
-  copy(x, s.input);
+  const auto input = s.input.view(rows, hidden);
+  copy(x, input);
   const auto normed = normed_.view(rows, hidden), attended = attended_.view(rows, q_width());
   norm(x, w.attention_norm, normed);
-  s.q = s.memory[1].view(rows, q_width());
-  s.k = s.memory[2].view(rows, kv_width());
-  s.v = s.memory[3].view(rows, kv_width());
+  const auto q = s.q.view(rows, q_width());
+  const auto k = s.k.view(rows, kv_width());
+  const auto v = s.v.view(rows, kv_width());
   // Without a norm of heads their raw values are not needed again, and rotation works in place.
-  s.q_raw = w.q_norm ? s.memory[6].view(rows, q_width()) : s.q;
-  s.k_raw = w.k_norm ? s.memory[7].view(rows, kv_width()) : s.k;
-  product(normed, w.q, w.q_bias, s.q_raw);
-  product(normed, w.k, w.k_bias, s.k_raw);
-  product(normed, w.v, w.v_bias, s.v);
-  rotate_heads(s.q_raw, w.q_norm, s.q);
-  rotate_heads(s.k_raw, w.k_norm, s.k);
+  const auto q_raw = w.q_norm ? s.q_raw.view(rows, q_width()) : q;
+  const auto k_raw = w.k_norm ? s.k_raw.view(rows, kv_width()) : k;
+  product(normed, w.q, w.q_bias, q_raw);
+  product(normed, w.k, w.k_bias, k_raw);
+  product(normed, w.v, w.v_bias, v);
+  rotate_heads(q_raw, w.q_norm, q);
+  rotate_heads(k_raw, w.k_norm, k);
   attend(layer, attended);
   product(attended, w.o, w.o_bias, x, true);
 
-  s.middle = s.memory[8].view(rows, hidden);
-  copy(x, s.middle);
+  const auto middle = s.middle.view(rows, hidden);
+  copy(x, middle);
   norm(x, w.mlp_norm, normed);
-  s.gate = s.memory[4].view(rows, wide);
-  s.up = s.memory[5].view(rows, wide);
-  product(normed, w.gate, w.gate_bias, s.gate);
-  product(normed, w.up, w.up_bias, s.up);
-  const auto activated = grad_wide_.view(rows, wide);
-  for (index_t r = 0; r < rows; ++r) detail::gated_row(s.gate.row(r), s.up.row(r), wide, activated.row(r));
+  const auto gate = s.gate.view(rows, wide);
+  const auto up = s.up.view(rows, wide);
+  product(normed, w.gate, w.gate_bias, gate);
+  product(normed, w.up, w.up_bias, up);
+  const auto activated = wide_.view(rows, wide);
+  for (index_t r = 0; r < rows; ++r) detail::gated_row(gate.row(r), up.row(r), wide, activated.row(r));
   product(activated, w.down, w.down_bias, x, true);
 }
 
@@ -50,15 +50,16 @@ MaskedAttention<T> MaskedDecoder<T, U>::gather(index_t layer, std::size_t contex
   const Context& c = contexts_[context];
   const index_t d = config_->head_dim, first = first_[context], rows = first_[context + 1] - first;
   const std::int64_t at_head = (std::int64_t{layer} * config_->kv_heads + head) * c.tokens;
-  Layer& s = at(layer);
+  const Layer& s = at(layer);
+  const auto q = s.q.last(), k = s.k.last(), v = s.v.last();
   const auto queries = queries_.view(group() * rows, d);
   for (index_t g = 0; g < group(); ++g)
     for (index_t r = 0; r < rows; ++r)
-      std::copy_n(s.q.row(first + r) + (head * group() + g) * d, d, queries.row(g * rows + r));
+      std::copy_n(q.row(first + r) + (head * group() + g) * d, d, queries.row(g * rows + r));
   MaskedAttention<T> a;
   a.queries = queries;
-  a.local_keys = {s.k.row(first) + head * d, rows, d, s.k.row_stride};
-  a.local_values = {s.v.row(first) + head * d, rows, d, s.v.row_stride};
+  a.local_keys = {k.row(first) + head * d, rows, d, k.row_stride};
+  a.local_values = {v.row(first) + head * d, rows, d, v.row_stride};
   if (!c.dense.empty()) {
     a.context_keys = {a.local_keys.data, c.tokens, d, a.local_keys.row_stride};
     a.context_values = {a.local_values.data, c.tokens, d, a.local_values.row_stride};
@@ -133,9 +134,10 @@ void MaskedDecoder<T, U>::attend_backward(index_t layer, Matrix<const T> dout, M
 template <std::floating_point T, class U>
 void MaskedDecoder<T, U>::block_backward(index_t layer, double beta) {
   const FrozenLayer<T>& w = weights_->layer(layer);
-  Layer& s = at(layer);
+  const Layer& s = at(layer);
+  const Matrix<T> gate = s.gate.last(), up = s.up.last();  // become their own gradients
   const index_t rows = final_.rows, hidden = config_->hidden, wide = config_->feed_forward;
-  const auto dx = grad_.view(rows, hidden), dn = grad_normed_.view(rows, hidden), da = grad_wide_.view(rows, wide);
+  const auto dx = grad_.view(rows, hidden), dn = grad_normed_.view(rows, hidden), da = wide_.view(rows, wide);
   for (std::size_t i = 0; i < contexts_.size(); ++i)
     for (const ScoredRow<T>& row : contexts_[i].scored) {
       const index_t r = first_row(i) + row.row;
@@ -145,22 +147,22 @@ void MaskedDecoder<T, U>::block_backward(index_t layer, double beta) {
                     detail::ConstRowMap<T>(row.teacher + std::int64_t{layer} * hidden, hidden));
     }
   product_backward(dx, w.down, da, false);
-  for (index_t r = 0; r < rows; ++r) detail::gated_row_backward(s.gate.row(r), s.up.row(r), wide, da.row(r));
-  product_backward(s.gate, w.gate, dn, false);
-  product_backward(s.up, w.up, dn, true);
-  norm_backward(s.middle, w.mlp_norm, dn, dx);
+  for (index_t r = 0; r < rows; ++r) detail::gated_row_backward(gate.row(r), up.row(r), wide, da.row(r));
+  product_backward(gate, w.gate, dn, false);
+  product_backward(up, w.up, dn, true);
+  norm_backward(s.middle.last(), w.mlp_norm, dn, dx);
 
   const auto dattended = attended_.view(rows, q_width()), dq = grad_q_.view(rows, q_width()),
              dk = grad_k_.view(rows, kv_width()), dv = grad_v_.view(rows, kv_width());
   product_backward(dx, w.o, dattended, false);
   attend_backward(layer, dattended, dq, dk, dv);
   if (layer == 0) return;
-  rotate_heads_backward(s.q_raw, w.q_norm, dq);
-  rotate_heads_backward(s.k_raw, w.k_norm, dk);
+  rotate_heads_backward((w.q_norm ? s.q_raw : s.q).last(), w.q_norm, dq);
+  rotate_heads_backward((w.k_norm ? s.k_raw : s.k).last(), w.k_norm, dk);
   product_backward(dq, w.q, dn, false);
   product_backward(dk, w.k, dn, true);
   product_backward(dv, w.v, dn, true);
-  norm_backward(s.input, w.attention_norm, dn, dx);
+  norm_backward(s.input.last(), w.attention_norm, dn, dx);
 }
 
 }  // namespace kvevict::inline KVEVICT_ABI
