@@ -1,6 +1,7 @@
 // The selection kernels, run in the emulated block, against the host selector.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -12,6 +13,7 @@
 #include "kvevict/cpu/select_row.hpp"
 #include "kvevict/cuda/detail/group_steps.hpp"
 #include "kvevict/cuda/detail/select_steps.hpp"
+#include "kvevict/plan/plan_options.hpp"
 #include "kvevict/select/ordered_key.hpp"
 
 using namespace kvevict;
@@ -22,10 +24,10 @@ using emulation::Order;
 namespace {
 
 // One row on the host, through the CPU's selector.
-std::vector<index_t> on_host(const std::vector<float>& row, index_t budget, Protect protect) {
+std::vector<index_t> on_host(const std::vector<float>& row, index_t budget, const HeadProtect& asked) {
   std::vector<index_t> out(static_cast<std::size_t>(std::min<index_t>(budget, static_cast<index_t>(row.size()))));
   std::vector<std::byte> scratch(select_scratch_bytes(TopK{}, static_cast<index_t>(row.size())));
-  select_row(TopK{}, row, budget, protect_asked(protect, static_cast<index_t>(row.size())), out, scratch);
+  select_row(TopK{}, row, budget, asked, out, scratch);
   return out;
 }
 
@@ -37,14 +39,13 @@ struct Selected {
 };
 
 template <class T>
-Selected on_device(const std::vector<T>& row, index_t budget, Protect protect, index_t staged, int threads,
+Selected on_device(const std::vector<T>& row, index_t budget, const HeadProtect& asked, index_t staged, int threads,
                    Order order) {
   Selected out;
   const auto tokens = static_cast<index_t>(row.size());
   const std::int64_t kept = std::min(budget, tokens);
   const std::vector<std::int64_t> offsets{0, kept};
   out.rows.assign(static_cast<std::size_t>(kept), -1);
-  const HeadProtect asked = protect_asked(protect, tokens);
   const cuda::SelectArgs<T> args{row.data(),      tokens,   &tokens,        &budget,    &asked, false, offsets.data(),
                                  out.rows.data(), &out.cut, &out.ties_left, &out.error, 0,      staged};
   const std::size_t bytes = sizeof(cuda::SelectShared) + static_cast<std::size_t>(staged) * sizeof(std::int32_t);
@@ -56,7 +57,7 @@ Selected on_device(const std::vector<T>& row, index_t budget, Protect protect, i
 }
 
 // Rows that several blocks share.
-Selected on_blocks(const std::vector<float>& row, index_t budget, Protect protect, index_t chunk, int threads,
+Selected on_blocks(const std::vector<float>& row, index_t budget, const HeadProtect& asked, index_t chunk, int threads,
                    Order order) {
   Selected out;
   const auto tokens = static_cast<index_t>(row.size());
@@ -69,7 +70,6 @@ Selected on_blocks(const std::vector<float>& row, index_t budget, Protect protec
   std::vector<cuda::GroupState> states(4);
   std::vector<cuda::ChunkCounts> counts(static_cast<std::size_t>(chunks));
   cuda::LongRowArgs args{};
-  const HeadProtect asked = protect_asked(protect, tokens);
   args.select = {row.data(),      tokens,  &tokens, &budget,    &asked, false, offsets.data(),
                  out.rows.data(), nullptr, nullptr, &out.error, 0,      0};
   args.group = {row.data(),    tokens,      1,       1,       chunk,         chunks,
@@ -164,12 +164,36 @@ TEST_CASE("protected rows are kept by one block as the CPU keeps them") {
   for (const ProtectShare share : {ProtectShare::half, ProtectShare::full, ProtectShare::score})
     for (const index_t budget : {1, 2, 5, 40, 99, 100, 101}) {
       const auto row = emulation::adversarial(3, 100, 5);
-      const Protect protect{4, 32, share};
+      const HeadProtect protect = protect_asked({4, 32, share}, 100);
       INFO("share ", static_cast<int>(share), ", budget ", budget);
       for (const Order order : {Order::forward, Order::backward, Order::shuffled})
         CHECK(on_device(row, budget, protect, 64, 64, order).rows == on_host(row, budget, protect));
       CHECK(on_blocks(row, budget, protect, 32, 64, Order::shuffled).rows == on_host(row, budget, protect));
     }
+}
+
+TEST_CASE("rows outside the evictable range and the newest ones stay on the device as on the CPU") {
+  PlanOptions options;
+  options.first = 20;
+  options.last = 130;
+  options.align = 16;
+  options.recent = 40;
+  for (const int n : {150, 100, 30, 10})
+    for (const ProtectShare share : {ProtectShare::half, ProtectShare::full})
+      for (const index_t own : {0, 3, 50}) {
+        const HeadProtect asked = protect_asked({40, 8, share}, n, options.recent, options.range(n));
+        const index_t budget = std::min(n, asked.outside() + asked.recent + own);
+        INFO(n, " rows, budget ", budget);
+        for (const int kind : {0, 3, 4}) {
+          const auto row = emulation::adversarial(kind, n, static_cast<unsigned>(n + own));
+          const auto want = on_host(row, budget, asked);
+          CHECK(on_device(row, budget, asked, 64, 64, Order::shuffled).rows == want);
+          CHECK(on_blocks(row, budget, asked, 32, 64, Order::backward).rows == want);
+          for (index_t r = 0; r < n; ++r)
+            if (r < asked.before || r >= n - asked.after - asked.recent)
+              CHECK(std::binary_search(want.begin(), want.end(), r));
+        }
+      }
 }
 
 TEST_CASE("blocks that share a row select what the CPU selects") {
@@ -213,8 +237,10 @@ TEST_CASE("a NaN is flagged with its first token, protected rows are never read"
   }
   row[150] = row[77] = 0.f;
   row[0] = row[199] = nan;
-  CHECK(on_device(row, 100, {1, 32, ProtectShare::half}, 100, 64, Order::forward).error == cuda::no_error);
-  CHECK(on_blocks(row, 100, {1, 32, ProtectShare::half}, 64, 64, Order::forward).error == cuda::no_error);
+  CHECK(on_device(row, 100, protect_asked({1, 32, ProtectShare::half}, 200), 100, 64, Order::forward).error ==
+        cuda::no_error);
+  CHECK(on_blocks(row, 100, protect_asked({1, 32, ProtectShare::half}, 200), 64, 64, Order::forward).error ==
+        cuda::no_error);
   CHECK(on_device(row, 200, {}, 100, 64, Order::forward).error == cuda::no_error);
 }
 
