@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(512) count_kernel(const __grid_constant__ Args
   count_chunk(cta, args, shared);
 }
 template <class Args>
-__global__ void __launch_bounds__(512) write_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(512, 3) write_kernel(const __grid_constant__ Args args) {
   __shared__ GroupShared shared;
   DeviceCta cta;
   write_chunk(cta, args, shared);
