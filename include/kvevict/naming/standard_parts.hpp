@@ -57,7 +57,7 @@ inline Registry standard_registry(const LkvDefaults& lkv = {}) {
 
   r.add_preset("full", "full/position(sinks=0)", "every row stays");
   r.add_preset("oracle", "global/oracle", "the best selection in hindsight: it looks at the continuation");
-  r.add_preset("random", "uniform/random", "rows by chance, the same on every platform");
+  r.add_preset("random", "uniform/random", "random rows, the same on every platform");
   r.add_preset("streamingllm", "uniform/position(sinks=4)", "StreamingLLM, arXiv 2309.17453");
   r.add_preset("knorm", "uniform/knorm", "L2 norm of the key, arXiv 2406.11430");
   r.add_preset("keydiff", "uniform/keydiff", "KeyDiff, arXiv 2504.15364");
