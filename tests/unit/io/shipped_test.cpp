@@ -27,7 +27,7 @@ TEST_CASE("shipped:NAME is found in $KVEVICT_DATA first, then where it was insta
     FAIL("found what is not there");
   } catch (const format_error& e) {
     const std::string what = e.what();
-    for (const std::string part :
+    for (const std::string& part :
          {std::string("none.safetensors"), first.path().string(), second.path().string(), std::string("KVEVICT_DATA")})
       CHECK(what.find(part) != what.npos);
   }
