@@ -21,7 +21,7 @@ def rooms_of(page):
 def main():
     rooms = rooms_of((ROOT / 'docs' / 'architecture.md').read_text(encoding='utf-8'))
     faults = []
-    used = {p.name for p in HEADERS.iterdir() if p.is_dir()}
+    used = {p.relative_to(HEADERS).parts[0] for end in ('hpp', 'cuh') for p in HEADERS.glob(f'*/**/*.{end}')}
     for room in sorted(used - set(rooms)):
         faults.append(f'include/kvevict/{room}/ is no room of docs/architecture.md; add it to the table, in its place')
     for room in sorted(set(rooms) - used):
