@@ -241,7 +241,7 @@ TEST_CASE("a planner refuses layers out of order, other shapes and other lengths
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS((void)planner.layer(host_exec{}, world.observations()[0]),
                        doctest::Contains("44 were announced"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(planner.finish(host_exec{}), doctest::Contains("0 of 3 layers"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS((void)planner.finish(host_exec{}), doctest::Contains("0 of 3 layers"), std::invalid_argument);
   CHECK_THROWS_AS((void)policy.make_planner(shape, std::vector<index_t>{1, 2}, Budget::retain(0.5)),
                   std::invalid_argument);
 }
@@ -259,7 +259,7 @@ TEST_CASE("NaN in a score names layer, head and token") {
   cache.append(host_exec{}, 1, std::span(&bad, 1), std::span(&good, 1), positions);
   const Observations<float> observations = observe_all(cache, 1.f);
   for (const char* name : {"knorm", "ada/knorm", "global/knorm"})
-    CHECK_THROWS_WITH_AS(registry().policy(name).plan(host_exec{}, cache, observations, Budget::retain(0.5)),
+    CHECK_THROWS_WITH_AS((void)registry().policy(name).plan(host_exec{}, cache, observations, Budget::retain(0.5)),
                          doctest::Contains("layer 1, head 0, token 3"), std::domain_error);
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 // score::Chunks around knorm where nothing is named, which needs no kernel of its own.
 template <class Base = score::KNorm>
-struct KNormChunks : score::Chunks<Base> {};
+using KNormChunks = score::Chunks<Base>;
 
 Registry registry() {
   Registry r;
