@@ -225,7 +225,10 @@ def soft_topk_backward(scores: Array, threshold: float, temperature: float, grad
 class BuildInfo(TypedDict):
     version: str
     path: str
+    paths: list[str]
     simd: str
     compiler: str
 
-def build_info() -> BuildInfo: ...
+def build_info() -> BuildInfo:
+    """path: the instruction set in use, baseline, avx2 or avx512; paths: those that the wheel and the processor have,
+    best first. The variable KVEVICT_PYTHON_PATH chooses one."""

@@ -220,8 +220,3 @@ def test_the_interpreter_runs_while_planning():
     inside = [t for t in ticks if begin < t < end]
     # Three calls that held the lock would let the thread run between them at most a few times.
     assert len(inside) > 10
-
-
-def test_build_info():
-    info = kvevict.build_info()
-    assert info["version"] == kvevict.__version__ and info["path"] == "baseline" and info["simd"]
