@@ -18,6 +18,8 @@ def _paths():
 
 
 def _choose(paths):
+    if not paths:
+        raise ImportError("this processor runs none of the instruction sets that the package was built for")
     asked = _os.environ.get("KVEVICT_PYTHON_PATH")
     if asked and asked not in paths:
         raise ImportError(f"KVEVICT_PYTHON_PATH={asked}: this package and processor have {', '.join(paths)}")

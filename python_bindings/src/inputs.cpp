@@ -34,7 +34,10 @@ void expand_view(InputArguments& a) {
   if (!a.values.is_none() || !a.positions.is_none())
     fail_argument("keys: an object that shows its rows brings values and positions with it; leave those out");
   const nb::object shape = view.attr("shape");
-  const auto layers = nb::cast<index_t>(shape[0]), heads = nb::cast<index_t>(shape[1]);
+  index_t layers = 0, heads = 0;
+  if (!nb::isinstance<nb::sequence>(shape) || nb::len(shape) < 2 || !nb::try_cast(nb::object(shape[0]), layers) ||
+      !nb::try_cast(nb::object(shape[1]), heads))
+    throw nb::type_error("keys: the shape of an object that shows its rows begins with layers and heads");
   nb::list keys, values, positions;
   for (index_t l = 0; l < layers; ++l) {
     nb::list k, v, p;

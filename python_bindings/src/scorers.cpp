@@ -159,7 +159,11 @@ AnyScorer python_scorer(nb::object o) {
   if (share != "half" && share != "full") fail_argument(s.text, ": protect \"", share, "\"; half or full is required");
   if (share == "full") s.protects.share = ProtectShare::full;
   if (nb::hasattr(o, "needs"))
-    for (const nb::handle word : nb::object(o.attr("needs"))) s.needs = s.needs | need_of(nb::cast<std::string>(word));
+    for (const nb::handle word : nb::object(o.attr("needs"))) {
+      std::string need;
+      if (!nb::try_cast(word, need)) throw nb::type_error("scorer: needs is a tuple of words");
+      s.needs = s.needs | need_of(need);
+    }
   s.object = locked(std::move(o));
   return AnyScorer(std::move(s));
 }

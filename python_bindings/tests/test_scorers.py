@@ -1,5 +1,6 @@
 """Scorers written in Python, and the proof that arrays are not copied: they see the caller's addresses."""
 import gc
+import threading
 
 import kvevict
 import numpy as np
@@ -141,11 +142,45 @@ def test_its_own_errors_come_through(arrays):
 def test_it_may_plan_itself(arrays):
     class Inner:
         def score(self, o):
-            plan = kvevict.Policy("uniform", scorer=Norm()).plan([o.keys(h) for h in range(0)] or arrays[0], rows=5)
+            plan = kvevict.Policy("uniform", scorer=Norm()).plan(arrays[0], rows=5)
             out = np.zeros((3, 40), np.float32)
             for h in range(3):
                 out[h, plan.head(o.layer, h)] = 1
-            return out + o.keys(0, raw=True)[:, 0] * 0
+            return out + 0 * o.keys(0, raw=True)[:, 0]  # its own rows are still there
 
     plan = kvevict.Policy("uniform", scorer=Inner()).plan(arrays[0], rows=5)
     assert plan == kvevict.Policy("knorm").plan(arrays[0], rows=5)
+
+
+def test_one_thread_at_a_time(arrays):
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits:
+        def score(self, o):
+            inside.set()
+            assert go_on.wait(10)
+            return np.zeros((3, 40), np.float32)
+
+    planner = kvevict.Policy("uniform", scorer=Waits()).make_planner(40, layers=2, kv_heads=3, q_heads=3, head_dim=8,
+                                                                     rows=5)
+    thread = threading.Thread(target=lambda: planner.layer(arrays[0][0]))
+    thread.start()
+    assert inside.wait(10)
+    with pytest.raises(ValueError, match="one at a time"):
+        planner.layer(arrays[0][0])
+    go_on.set()
+    thread.join()
+    planner.layer(arrays[0][1])
+    assert planner.finish().rows_kept == 30
+
+
+def test_threads_plan_side_by_side(recording):
+    policy = kvevict.Policy("ada", scorer=Norm())
+    alone = policy.plan(recording, retain=0.2)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(policy.plan(recording, retain=0.2))) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(found) == 4 and all(plan == alone for plan in found)

@@ -43,6 +43,8 @@ VALUE = {
     "a scorer beside a scorer": (lambda: kvevict.Policy("ada/knorm", scorer=type("S", (), {"score": id})()),
                                  "names a scorer already"),
     "parameters of an object": (lambda: kvevict.Policy("wrong-object(a=1)"), "takes no parameters"),
+    "needs unknown": (lambda: kvevict.Policy("ada", scorer=type("S", (), {"score": id, "needs": ("sight",)})()),
+                      "needs names 'sight'; keys,"),
     "no name": (lambda: kvevict.register_scorer("a/b", type("S", (), {"score": id})()), "is no name"),
     # ---- budgets and options ----
     "no budget": (lambda: plan(rows=None), "exactly one of retain, rows and bytes"),
@@ -139,6 +141,10 @@ TYPE = {
     "positions of text": (lambda: plan(positions=[1.5] * 20), "float is no whole number"),
     "scores of float64": (lambda: planner().layer(scores=np.zeros((3, 20))), "of float32 is required"),
     "a scorer that is none": (lambda: kvevict.Policy("ada", scorer=object()), "score\\(observation\\)"),
+    "needs that are no words": (lambda: kvevict.Policy("ada", scorer=type("S", (), {"score": id, "needs": (3,)})()),
+                                "a tuple of words"),
+    "a view of another shape": (lambda: plan(type("V", (), dict(shape=("a", "b"), tokens=id, keys=id, values=id,
+                                                                positions=id))()), "begins with layers and heads"),
     "a budget of text": (lambda: plan(rows="5"), "incompatible"),
     "a policy of bytes": (lambda: kvevict.Policy(b"knorm"), "incompatible"),
 }
