@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -130,13 +131,11 @@ class WeightLoader {
   ModelWeights load() {
     ModelWeights w;
     const auto& c = config_;
-    w.embedding = PackedMatrix(c.vocabulary, c.hidden);
-    fill(w.embedding, 0, "model.embed_tokens.weight");
+    w.embedding = matrix(c.hidden, {{"model.embed_tokens.weight", c.vocabulary}});
     for (index_t l = 0; l < c.layers; ++l) w.layers.push_back(layer("model.layers." + std::to_string(l) + '.'));
     w.norm = vector("model.norm.weight", c.hidden);
     if (!c.tied) {
-      w.output = PackedMatrix(c.vocabulary, c.hidden);
-      fill(w.output, 0, "lm_head.weight");
+      w.output = matrix(c.hidden, {{"lm_head.weight", c.vocabulary}});
     } else if (folder_.contains("lm_head.weight")) {
       check_tied();
     }
@@ -152,26 +151,23 @@ class WeightLoader {
     LayerWeights w;
     w.attention_norm = vector(prefix + "input_layernorm.weight", c.hidden);
     w.mlp_norm = vector(prefix + "post_attention_layernorm.weight", c.hidden);
-    w.qkv = PackedMatrix(q + 2 * kv, c.hidden);
-    const std::pair<const char*, index_t> parts[] = {{"q_proj", q}, {"k_proj", kv}, {"v_proj", kv}};
-    index_t row = 0;
-    for (const auto& [name, rows] : parts) {
-      fill(w.qkv, row, attention + name + ".weight", rows);
-      if (c.qkv_bias) append(w.qkv_bias, attention + name + ".bias", rows);
-      row += rows;
+    w.qkv = matrix(
+        c.hidden,
+        {{attention + "q_proj.weight", q}, {attention + "k_proj.weight", kv}, {attention + "v_proj.weight", kv}});
+    if (c.qkv_bias) {
+      append(w.qkv_bias, attention + "q_proj.bias", q);
+      append(w.qkv_bias, attention + "k_proj.bias", kv);
+      append(w.qkv_bias, attention + "v_proj.bias", kv);
     }
     if (c.qk_norm) {
       w.q_norm = vector(attention + "q_norm.weight", c.head_dim);
       w.k_norm = vector(attention + "k_norm.weight", c.head_dim);
     }
-    w.o = PackedMatrix(c.hidden, q);
-    fill(w.o, 0, attention + "o_proj.weight");
+    w.o = matrix(q, {{attention + "o_proj.weight", c.hidden}});
     if (c.o_bias) w.o_bias = vector(attention + "o_proj.bias", c.hidden);
-    w.gate_up = PackedMatrix(2 * c.feed_forward, c.hidden);
-    fill(w.gate_up, 0, mlp + "gate_proj.weight", c.feed_forward);
-    fill(w.gate_up, c.feed_forward, mlp + "up_proj.weight", c.feed_forward);
-    w.down = PackedMatrix(c.hidden, c.feed_forward);
-    fill(w.down, 0, mlp + "down_proj.weight");
+    w.gate_up =
+        matrix(c.hidden, {{mlp + "gate_proj.weight", c.feed_forward}, {mlp + "up_proj.weight", c.feed_forward}});
+    w.down = matrix(c.feed_forward, {{mlp + "down_proj.weight", c.hidden}});
     if (c.mlp_bias) {
       append(w.gate_up_bias, mlp + "gate_proj.bias", c.feed_forward);
       append(w.gate_up_bias, mlp + "up_proj.bias", c.feed_forward);
@@ -180,16 +176,24 @@ class WeightLoader {
     return w;
   }
 
-  // Rows [first, first + rows) of `out`; all of them unless said.
-  void fill(PackedMatrix& out, index_t first, const std::string& name, index_t rows = 0) {
-    if (rows == 0) rows = out.outputs();
-    const std::size_t width = static_cast<std::size_t>(out.inputs());
-    visit_floats(folder_.take(name, {rows, out.inputs()}), [&](auto values) {
-      for (index_t r = 0; r < rows; ++r) {
-        const auto* row = values.data() + static_cast<std::size_t>(r) * width;
-        out.set_row(first + r, [&](index_t i) { return to_float(row[i]); });
-      }
-    });
+  // One matrix of the rows of several tensors, named with their numbers of rows. The tensors are looked up before
+  // memory is taken, so that no config asks for more than its weights hold.
+  PackedMatrix matrix(index_t inputs, std::initializer_list<std::pair<std::string, index_t>> parts) {
+    std::vector<const TensorView*> tensors;
+    index_t outputs = 0;
+    for (const auto& [name, rows] : parts) {
+      tensors.push_back(&folder_.take(name, {rows, inputs}));
+      outputs += rows;
+    }
+    PackedMatrix out(outputs, inputs);
+    index_t row = 0;
+    for (const TensorView* tensor : tensors)
+      visit_floats(*tensor, [&](auto values) {
+        const auto* from = values.data();
+        for (std::int64_t r = 0; r < tensor->shape[0]; ++r, from += inputs)
+          out.set_row(row++, [&](index_t i) { return to_float(from[i]); });
+      });
+    return out;
   }
   void append(std::vector<float>& out, const std::string& name, index_t size) {
     visit_floats(folder_.take(name, {size}), [&](auto values) {
