@@ -117,6 +117,11 @@ TEST_CASE("missing, superfluous, misshapen and truncated weights are refused by 
     model.write(dir.path());
     CHECK(loading(model, dir).find("tensor 'model.layers.1.mlp.up_proj.weight' is missing") != std::string::npos);
   }
+  SUBCASE("claimed by the config alone, and larger than memory") {
+    model.config["intermediate_size"] = 1 << 28;
+    model.write(dir.path());
+    CHECK(loading(model, dir).find("mlp.gate_proj.weight': shape") != std::string::npos);
+  }
   SUBCASE("superfluous") {
     model.tensors["model.layers.0.self_attn.q_norm.weight"] = {{8}, std::vector<float>(8)};
     model.write(dir.path());
