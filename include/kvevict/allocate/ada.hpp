@@ -113,8 +113,8 @@ struct Ada {
     for (std::size_t h = 0; h < rows.size(); ++h) {
       const index_t held = heads.tokens[h], fixed = window_of(heads.protections[h], held).count();
       std::int64_t wanted = round_half_even(rounded_product(1.0 - floor, rows[h] - fixed) + share) + fixed;
+      if (mean < window) wanted = mean;  // below one where heads are empty: those with rows still keep one
       wanted = std::clamp<std::int64_t>(wanted, std::min(held, 1), held);
-      if (mean < window) wanted = std::min<std::int64_t>(mean, held);
       rows[h] = static_cast<index_t>(wanted);
       kept += wanted;
     }

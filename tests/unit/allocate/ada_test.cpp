@@ -193,6 +193,8 @@ TEST_CASE("ada: the reference keeps its window on top and therefore needs protec
   // C = 10, b = 6: hits 12 and 0, int(0.5 * 6) = 3 -> 9 and 3, plus the window of 4.
   CHECK(split(ada, Layer({high, low}, {0, 4, ProtectShare::full}), 20) == V{13, 7});
   CHECK(split(ada, Layer({high, low}, {0, 4, ProtectShare::full}), 6) == V{3, 3});  // C < window
+  // C = 0, since an empty head counts: heads that hold rows keep one all the same.
+  CHECK(split(ada, Layer({head_of(3, 1), {}, head_of(9, 2)}, {0, 4, ProtectShare::full}), 2) == V{1, 0, 1});
   CHECK_THROWS_AS(split(ada, Layer({high, low}, {0, 4, ProtectShare::half}), 20), std::invalid_argument);
 }
 
