@@ -5,7 +5,8 @@
 #             consumer projects, format, compiling CUDA where nvcc is, and more random plans and interruptions
 #   --model   also what needs a real model (fetched once into build/models)
 #   --peers   also the comparisons that need torch (run only where it is installed)
-# KVEVICT_FUZZ_SECONDS, KVEVICT_FUZZ_SEED, KVEVICT_RANDOM_PLANS and KVEVICT_INTERRUPTIONS say how long and how often (docs/building.md).
+# KVEVICT_FUZZ_SECONDS, KVEVICT_FUZZ_SEED, KVEVICT_RANDOM_PLANS and KVEVICT_INTERRUPTIONS say how long, from where and
+# how often (docs/building.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/deps.sh

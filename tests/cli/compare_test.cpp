@@ -33,13 +33,7 @@ namespace {
 
 const std::string shipped = std::string(KVEVICT_SOURCE_DIR) + "/examples/data/smollm2-512.safetensors";
 
-json compare(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), "compare");
-  arguments.insert(arguments.end(), {"--format", "json"});
-  const auto r = run_tool(arguments);
-  REQUIRE_MESSAGE(r.status == 0, r.err);
-  return json::parse(r.out)["rows"];
-}
+json compare(const std::vector<std::string>& arguments) { return kvevict::testing::compare_json(arguments)["rows"]; }
 
 // A recording of 2 layers with changed values.
 std::string written(const TempDir& dir, const std::string& name, SyntheticDump dump = {},

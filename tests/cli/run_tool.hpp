@@ -1,5 +1,7 @@
 // The tool as a function of its arguments, for tests of what it prints.
 #pragma once
+#include <doctest/doctest.h>
+
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -20,6 +22,15 @@ inline ToolResult run_tool(std::vector<std::string> arguments) {
   std::ostringstream out, err;
   const int status = tool::run(std::move(arguments), registry, out, err);
   return {status, out.str(), err.str()};
+}
+
+// What `compare` with these arguments writes as JSON.
+inline nlohmann::json compare_json(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "compare");
+  arguments.insert(arguments.end(), {"--format", "json"});
+  const ToolResult r = run_tool(std::move(arguments));
+  REQUIRE_MESSAGE(r.status == 0, r.err);
+  return nlohmann::json::parse(r.out);
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }

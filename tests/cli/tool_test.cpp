@@ -16,6 +16,7 @@
 #include "kvevict/io/scores_file.hpp"
 
 using namespace kvevict;
+using kvevict::testing::compare_json;
 using kvevict::testing::contains;
 using kvevict::testing::run_tool;
 using kvevict::testing::SyntheticDump;
@@ -26,23 +27,15 @@ namespace {
 
 const std::string dump = std::string(KVEVICT_SOURCE_DIR) + "/examples/data/smollm2-512.safetensors";
 
-json compare(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), "compare");
-  arguments.insert(arguments.end(), {"--format", "json"});
-  const auto r = run_tool(arguments);
-  REQUIRE_MESSAGE(r.status == 0, r.err);
-  return json::parse(r.out);
-}
-
 }  // namespace
 
 TEST_CASE("compare meets the reference values of the embedded dump, and no policy beats the oracle") {
   std::ifstream file(std::string(KVEVICT_TEST_DATA) + "/metrics-smollm2-512.json");
   const json reference = json::parse(file);
-  const json result = compare({"--policy",
-                               "snapkv(exact=false),knorm(exact=false),keydiff(exact=false),"
-                               "streamingllm(exact=false),random(exact=false),adakv",
-                               "--retain", "0.15,0.3"});
+  const json result = compare_json({"--policy",
+                                    "snapkv(exact=false),knorm(exact=false),keydiff(exact=false),"
+                                    "streamingllm(exact=false),random(exact=false),adakv",
+                                    "--retain", "0.15,0.3"});
   CHECK(result["format"] == "kvevict-compare");
   CHECK(result["version"] == 2);
   const std::set<std::string> fields{"dump",
@@ -103,7 +96,7 @@ TEST_CASE("compare meets the reference values of the embedded dump, and no polic
 }
 
 TEST_CASE("the full cache and the oracle stand in every comparison, asked or not, and once") {
-  const json rows = compare({"--policy", "full,knorm,oracle", "--retain", "0.5"})["rows"];
+  const json rows = compare_json({"--policy", "full,knorm,oracle", "--retain", "0.5"})["rows"];
   REQUIRE(rows.size() == 3);
   CHECK(rows[0]["policy"] == "full");
   CHECK(rows[0]["retain"] == 1);
@@ -111,15 +104,16 @@ TEST_CASE("the full cache and the oracle stand in every comparison, asked or not
   CHECK(rows[0]["output_error"] == 0.0);
   CHECK(rows[1]["policy"] == "oracle");
   CHECK(rows[2]["policy"] == "knorm");
-  CHECK(compare({"--policy", "knorm", "--retain", "0.5"})["rows"].size() == 3);
+  CHECK(compare_json({"--policy", "knorm", "--retain", "0.5"})["rows"].size() == 3);
 }
 
 TEST_CASE("U4: a grid names every pair, one row each") {
   TempDir dir;
   const auto file = dir.path() / "dump.safetensors";
   SyntheticDump{}.write<float>(file);
-  const json rows = compare({file.string(), "--allocator", "uniform,ada(floor=0.5)", "--scorer",
-                             "snapkv(window=4,group=max),snapkv(window=4,group=mean)", "--retain", "0.25,0.5"})["rows"];
+  const json rows =
+      compare_json({file.string(), "--allocator", "uniform,ada(floor=0.5)", "--scorer",
+                    "snapkv(window=4,group=max),snapkv(window=4,group=mean)", "--retain", "0.25,0.5"})["rows"];
   std::set<std::string> names;
   int pairs = 0;
   for (const auto& row : rows)

@@ -6,8 +6,8 @@ program=$(realpath "$1") seconds=${2:-${KVEVICT_FUZZ_SECONDS:-5}}
 folder="$(dirname "$program")/fuzz/$(basename "$program")"
 mkdir -p "$folder/corpus"
 cd "$folder"
-if ! "$program" -max_total_time="$seconds" -seed="${KVEVICT_FUZZ_SEED:-0}" -max_len=16384 -len_control=0 -timeout=20 -rss_limit_mb=3000 \
-     -print_final_stats=1 -use_value_profile=1 -verbosity=1 corpus >log 2>&1; then
+if ! "$program" -max_total_time="$seconds" -seed="${KVEVICT_FUZZ_SEED:-0}" -max_len=16384 -len_control=0 \
+     -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 -use_value_profile=1 -verbosity=1 corpus >log 2>&1; then
   grep -v '^#' log | head -100 >&2
   echo "$folder holds the input (crash-*, oom-*, timeout-*)" >&2
   exit 1

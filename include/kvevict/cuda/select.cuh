@@ -149,13 +149,9 @@ inline void offsets(const cuda_exec& exec, const index_t* tokens, const index_t*
   check_launch("offsets");
 }
 
-// Writes the rows that stay: budgets [rows] in rows, protected ones included; protections [rows]; offsets [rows + 1];
-// out [offsets[rows]]. A NaN sets *error. O(tokens); keys are read from memory once where a row fits into shared
-// memory.
-inline void select(const cuda_exec& exec, const ScoredRows& in, const index_t* budgets, const HeadProtect* protections,
-                   const std::int64_t* offsets, index_t* out, unsigned long long* error,
-                   Spread spread = Spread::automatic) {
-  if (in.rows == 0) return;
+// What a selection works by; the rest of the arguments has no part in it.
+inline SelectArgs<float> select_args(const ScoredRows& in, const index_t* budgets, const HeadProtect* protections,
+                                     const std::int64_t* offsets, index_t* out, unsigned long long* error) {
   SelectArgs<float> args{};
   args.scores = in.scores;
   args.row_stride = in.row_stride;
@@ -166,6 +162,17 @@ inline void select(const cuda_exec& exec, const ScoredRows& in, const index_t* b
   args.out = out;
   args.error = error;
   args.first_row = in.first_row;
+  return args;
+}
+
+// Writes the rows that stay: budgets [rows] in rows, protected ones included; protections [rows]; offsets [rows + 1];
+// out [offsets[rows]]. A NaN sets *error. O(tokens); keys are read from memory once where a row fits into shared
+// memory.
+inline void select(const cuda_exec& exec, const ScoredRows& in, const index_t* budgets, const HeadProtect* protections,
+                   const std::int64_t* offsets, index_t* out, unsigned long long* error,
+                   Spread spread = Spread::automatic) {
+  if (in.rows == 0) return;
+  const SelectArgs<float> args = select_args(in, budgets, protections, offsets, out, error);
   if (spread == Spread::automatic) {
     const int processors = device_attribute(cudaDevAttrMultiProcessorCount);
     const bool few = in.rows < processors / 2 && in.longest > 64 * 1024;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <list>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvevict/cache/ragged.hpp"
@@ -13,6 +14,7 @@
 #include "kvevict/model/capture.hpp"
 #include "kvevict/model/decoder.hpp"
 #include "kvevict/observe/observation.hpp"
+#include "kvevict/observe/observations.hpp"
 
 namespace kvevict::inline KVEVICT_ABI {
 
@@ -24,15 +26,19 @@ class ObservedPrefill {
                   const CaptureOptions& options, ForwardState& state)
       : cache_(decoder.cache_shape()) {
     const auto n = static_cast<index_t>(tokens.size());
+    std::vector<OwnedObservation<float>> layers;
     decoder.feed(exec, tokens, cache_, state,
-                 LayerCapture(exec, decoder, cache_, n, options, [&](const auto& o) { keep(o); }));
+                 LayerCapture(exec, decoder, cache_, n, options, [&](const auto& o) { layers.push_back(kept(o)); }));
+    observations_ = Observations<float>(std::move(layers));
   }
   ObservedPrefill(const ObservedPrefill&) = delete;  // the observations point into the cache
   ObservedPrefill& operator=(const ObservedPrefill&) = delete;
 
   const RaggedCache<float>& cache() const& noexcept { return cache_; }
   const RaggedCache<float>& cache() const&& = delete;
-  std::span<const LayerObservation<float>> observations() const& noexcept { return observations_; }  // [layers]
+  std::span<const LayerObservation<float>> observations() const& noexcept {
+    return observations_.layers();
+  }  // [layers]
   std::span<const LayerObservation<float>> observations() const&& = delete;
 
  private:
@@ -44,8 +50,9 @@ class ObservedPrefill {
     return dense_rows(static_cast<const float*>(values.data()), rows.rows, rows.cols);
   }
 
-  void keep(const LayerObservation<float>& o) {
-    OwnedObservation<float>& layer = layers_.emplace_back(observe_layer(cache_, o.layer, o.softmax_scale));
+  // The observation with copies of what the capture's buffers hold only until the next layer.
+  OwnedObservation<float> kept(const LayerObservation<float>& o) {
+    OwnedObservation<float> layer = observe_layer(cache_, o.layer, o.softmax_scale);
     layer.rope = o.rope;
     layer.q_stats_first = o.extras.q_stats_first;
     for (const auto& rows : o.window_queries) layer.window_queries.push_back(copy(rows));
@@ -56,14 +63,13 @@ class ObservedPrefill {
     layer.lse = memory_.emplace_back(o.extras.lse.begin(), o.extras.lse.end());
     window_positions_.assign(o.window_positions.begin(), o.window_positions.end());  // the same in every layer
     layer.window_positions = window_positions_;
-    observations_.push_back(layer.observation());
+    return layer;
   }
 
   RaggedCache<float> cache_;
   std::list<std::vector<float>> memory_;  // what the observations point to
   std::vector<index_t> window_positions_;
-  std::list<OwnedObservation<float>> layers_;
-  std::vector<LayerObservation<float>> observations_;
+  Observations<float> observations_;
 };
 
 }  // namespace kvevict::inline KVEVICT_ABI

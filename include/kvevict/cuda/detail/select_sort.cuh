@@ -76,16 +76,7 @@ inline void select_by_sort(const cuda_exec& exec, const ScoredRows& in, const in
                            const HeadProtect* protections, const std::int64_t* offsets, index_t* out,
                            unsigned long long* error) {
   if (in.rows == 0 || in.longest == 0) return;
-  SelectArgs<float> args{};
-  args.scores = in.scores;
-  args.row_stride = in.row_stride;
-  args.tokens = in.tokens;
-  args.budgets = budgets;
-  args.protections = protections;
-  args.offsets = offsets;
-  args.out = out;
-  args.error = error;
-  args.first_row = in.first_row;
+  const SelectArgs<float> args = select_args(in, budgets, protections, offsets, out, error);
   const std::int64_t all = in.rows * in.row_stride;
   DeviceArray<std::uint32_t> keys(exec, all), sorted_keys(exec, all);
   DeviceArray<index_t> tokens(exec, all), ranked(exec, all);
